@@ -1,0 +1,42 @@
+"""The configuration of a run: one pydantic tree. Imports no torch, ray or vllm."""
+
+from pods_cluster.config.load import ConfigError, build_config, dump_config, load_config, parse_config
+from pods_cluster.config.model import DataConfig, EvalDataConfig, ModelConfig, RewardConfig, ScoringConfig
+from pods_cluster.config.pools import (
+    AdvantageConfig,
+    CorrectionConfig,
+    GeneratorConfig,
+    KLConfig,
+    LearnerConfig,
+    LoraConfig,
+    SelectorConfig,
+    WeightsConfig,
+)
+from pods_cluster.config.run import CheckpointConfig, ClusterConfig, EvalConfig, RunConfig
+from pods_cluster.config.tree import Config
+
+__all__ = [
+    "AdvantageConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "Config",
+    "ConfigError",
+    "CorrectionConfig",
+    "DataConfig",
+    "EvalConfig",
+    "EvalDataConfig",
+    "GeneratorConfig",
+    "KLConfig",
+    "LearnerConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "RewardConfig",
+    "RunConfig",
+    "ScoringConfig",
+    "SelectorConfig",
+    "WeightsConfig",
+    "build_config",
+    "dump_config",
+    "load_config",
+    "parse_config",
+]

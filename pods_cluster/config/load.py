@@ -1,0 +1,158 @@
+"""YAML files and `key=value` overrides to a `Config`, with errors that a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pods_cluster.config.tree import Config
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be run. The text names each field, its value and the fix."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, and 1e-6 is a number."""
+
+
+def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=deep)
+        if key in seen:
+            raise ConfigError(f"{key}: stands twice (line {key_node.start_mark.line + 1}); remove one")
+        seen.add(key)
+    return loader.construct_mapping(node, deep=deep)
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+# YAML 1.1 reads 1e-6 (no dot) as a text; people write learning rates so.
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a run's YAML file and apply `a.b=value` overrides (values are YAML; list items by index, `reward.0.weight=2`).
+
+    Raises ConfigError: a file that cannot be read, or every field that is wrong, in one message.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run's YAML file") from None
+    return parse_config(text, overrides, source=str(path))
+
+
+def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "configuration") -> Config:
+    """The same from a text."""
+    try:
+        tree = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: holds {type(tree).__name__}, not the sections of a run (model, data, reward, …)")
+    for override in overrides:
+        _apply(tree, override)
+    return build_config(tree, source=source)
+
+
+def build_config(tree: Mapping[str, Any], *, source: str = "configuration") -> Config:
+    """Validate a nested dict."""
+    try:
+        return Config.model_validate(dict(tree))
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        raise ConfigError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  - {line}" for line in lines)) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, raw = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"{override!r}: an override is written key=value, as in learner.learning_rate=1e-5")
+    try:
+        value = yaml.load(raw, Loader=_UniqueKeyLoader) if raw.strip() else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{override!r}: the value is not valid YAML: {error}") from None
+    *parents, last = key.strip().split(".")
+    node: Any = tree
+    for part in parents:
+        node = _child(node, part, override)
+    if isinstance(node, list):
+        node[_index(node, last, override)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ConfigError(f"{override!r}: {'.'.join(parents)} is a value, not a section; it has no field {last!r}")
+
+
+def _child(node: Any, part: str, override: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, part, override)]
+    if isinstance(node, dict):
+        if node.get(part) is None:
+            node[part] = {}
+        return node[part]
+    raise ConfigError(f"{override!r}: {part!r} lies under a value, not under a section")
+
+
+def _index(node: list[Any], part: str, override: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise ConfigError(f"{override!r}: {part!r} is not one of the {len(node)} items 0 to {len(node) - 1}")
+    return int(part)
+
+
+def _explain(item: Any) -> str:
+    """One pydantic error as `field: value …; fix`."""
+    where = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        known = list(_section_at(item["loc"][:-1]).model_fields)
+        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{where}: unknown field (value {_short(item['input'])}); {hint}"
+    if item["type"] == "missing":
+        return f"{where}: missing; it has no default, add it"
+    if item["type"] == "value_error":
+        if not where:
+            return message
+        # a rule of a section names its field itself
+        return f"{where}.{message}" if re.match(r"[a-z_]+: ", message) else f"{where}: {message}"
+    return f"{where}: {_short(item['input'])} is refused: {message[0].lower()}{message[1:]}"
+
+
+def _section_at(location: tuple[Any, ...]) -> type[BaseModel]:
+    """The model class at a path of field names and list indices."""
+    section: type[BaseModel] = Config
+    for part in location:
+        if isinstance(part, int) or part not in section.model_fields:
+            continue
+        candidates = [section.model_fields[part].annotation]
+        while candidates:
+            annotation = candidates.pop()
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                section = annotation
+                break
+            candidates.extend(typing.get_args(annotation))
+    return section
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML, every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,208 @@
+"""The two pools and what lies between them: generators, selector, learners, weights."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pods_cluster.config.base import Section
+
+
+class GeneratorConfig(Section):
+    """The pool that makes rollouts."""
+
+    engine: Literal["transformers", "vllm", "paced"] = "vllm"
+    """`vllm` on GPUs (or its CPU build); `transformers` is the small built-in engine; `paced` sleeps instead of computing (tests of the service itself)."""
+    workers: int = Field(default=1, ge=1)
+    """Generator workers."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that share one engine (vLLM)."""
+    rollouts_per_prompt: int = Field(default=64, ge=2)
+    """n: rollouts generated for each prompt."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Sampling temperature; the learner divides its logits by the same number."""
+    top_p: float = 1.0
+    """Must be 1 for training rollouts: a cut distribution is not the one that the learner updates."""
+    top_k: int = -1
+    """Must be -1 (all) for training rollouts."""
+    min_p: float = 0.0
+    """Must be 0 for training rollouts."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Longest completion, in tokens; longer ones are cut and finish with `length`."""
+    max_sequences: int = Field(default=256, ge=1)
+    """Rollouts in flight in one engine."""
+    cpus_per_worker: float = Field(default=1.0, gt=0)
+    """Ray CPUs of one worker."""
+    gpus_per_worker: float | None = Field(default=None, ge=0)
+    """Ray GPUs of one worker (a fraction shares a card); left out: `tensor_parallel` for vLLM where the cluster has GPUs, else 0."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads of one worker on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
+    start_timeout: float = Field(default=600.0, gt=0)
+    """Seconds until a worker that has not started is reported with its cause."""
+    request_timeout: float = Field(default=900.0, gt=0)
+    """Seconds without one finished rollout after which a busy worker counts as hung and is replaced."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the engine by its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
+
+    @model_validator(mode="after")
+    def _sampled_from_the_model_itself(self) -> GeneratorConfig:
+        for name, everything in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
+            value = getattr(self, name)
+            if value != everything:
+                raise ValueError(
+                    f"{name}: {value} cuts the distribution that training rollouts are sampled from, so the learner's "
+                    f"probabilities would not be theirs; set {name}: {everything} (evaluation has its own settings)"
+                )
+        if self.engine != "vllm" and self.tensor_parallel != 1:
+            raise ValueError(
+                f"tensor_parallel: {self.tensor_parallel} needs engine: vllm; the {self.engine} engine takes 1"
+            )
+        return self
+
+
+class SelectorConfig(Section):
+    """Which m of the n rollouts of a prompt are trained on."""
+
+    rule: str = Field(default="max_variance", min_length=1)
+    """`max_variance` (PODS), `max_reward`, `min_reward`, `random`, `percentile`, or `package.module:function`."""
+    keep: int = Field(default=16, ge=2)
+    """m: rollouts kept of each group. m = n is plain GRPO."""
+    min_valid: int | None = Field(default=None, ge=2)
+    """Groups with fewer than m valid rewards are trained with those they have, from this many on; left out: m."""
+    no_signal: Literal["replace", "drop", "keep"] = "replace"
+    """A kept set whose rewards are all equal: try another prompt, shrink the step, or train it with zero advantages (the paper's runs)."""
+    max_replacements: int = Field(default=2, ge=0)
+    """With `replace`: other prompts tried in a step, as a multiple of `learner.prompts_per_step`; then the step goes on smaller."""
+    settle: Literal["off", "abort", "waves"] = "off"
+    """Stop generating a group once its selection can gain nothing more (binary rewards): `abort` favours short rollouts, `waves` does not."""
+    waves: int = Field(default=4, ge=2)
+    """With `settle: waves`: in how many portions the n rollouts are issued."""
+    tolerance: float = Field(default=0.0, ge=0)
+    """With `settle`: how far from an end of the reward range still counts as that end."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the rule."""
+
+    @model_validator(mode="after")
+    def _floor_fits(self) -> SelectorConfig:
+        if self.min_valid is not None and self.min_valid > self.keep:
+            raise ValueError(f"min_valid: {self.min_valid} is more than keep: {self.keep}; lower it or leave it out")
+        return self
+
+
+class AdvantageConfig(Section):
+    """How a reward becomes an advantage."""
+
+    scope: Literal["kept", "group"] = "kept"
+    """Mean and deviation over the m kept rollouts (the paper's code) or over all valid rollouts of the group."""
+    normalize: bool = True
+    """Divide by the sample standard deviation (+ 1e-4); false: only subtract the mean (Dr. GRPO)."""
+
+
+class KLConfig(Section):
+    """Penalty for leaving a reference model; off at 0, and then no reference model is loaded."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL term (the k3 estimator) in the loss."""
+    reference: str | None = None
+    """Folder or hub name of the reference model; left out: the model that the run starts from."""
+
+
+class CorrectionConfig(Section):
+    """Importance correction for engine against learner probabilities: min(pi_old/mu, cap) a token, detached."""
+
+    mode: Literal["auto", "on", "off"] = "auto"
+    """`auto`: on whenever numerics or versions can differ (vLLM, bfloat16, staleness above 0)."""
+    cap: float = Field(default=2.0, gt=0)
+    """C: largest factor."""
+    mask: tuple[float, float] | None = None
+    """Tokens whose factor lies outside [lowest, highest] are left out of the loss (IcePop); null: none are."""
+
+    @model_validator(mode="after")
+    def _mask_holds_one(self) -> CorrectionConfig:
+        if self.mask is not None and not 0 <= self.mask[0] < 1 < self.mask[1]:
+            raise ValueError(f"mask: {list(self.mask)} must hold 1 inside, as in [0.5, 5.0]")
+        return self
+
+
+class LoraConfig(Section):
+    """Train adapters on all linear layers in place of the whole model."""
+
+    rank: int = Field(default=64, ge=1)
+    """r."""
+    alpha: float = Field(default=64.0, gt=0)
+    """Scale; the adapter's factor is alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the adapter's input."""
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter."""
+
+
+class LearnerConfig(Section):
+    """The group of DeepSpeed ranks that updates the policy."""
+
+    workers: int = Field(default=1, ge=1)
+    """Learner ranks (data parallel)."""
+    zero_stage: Literal[1, 2, 3] = 2
+    """DeepSpeed ZeRO stage."""
+    prompts_per_step: int = Field(default=16, ge=1)
+    """Groups in one optimiser step; the step trains prompts_per_step x m rollouts."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over `run.steps`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay; norms and biases are spared."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's betas."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Gradients are scaled down to this norm; 0 turns it off."""
+    tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Micro-batches are filled up to so many tokens, padding included: the memory of a rank grows with this, not with n."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimiser steps over one batch; above 1 the clip below acts."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The ratio is clipped at 1 - clip_low …"""
+    clip_high: float = Field(default=0.2, gt=0)
+    """… and at 1 + clip_high."""
+    loss: Literal["sequence_mean", "token_mean", "dr_grpo"] = "sequence_mean"
+    """Average over tokens: in each rollout first (the paper), over all tokens of the step, or over `generator.max_tokens` (Dr. GRPO)."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    kl: KLConfig = KLConfig()
+    correction: CorrectionConfig = CorrectionConfig()
+    lora: LoraConfig | None = None
+    gradient_checkpointing: bool = False
+    """Trade compute for memory: activations are made again in the backward pass."""
+    offload_optimizer: bool = False
+    """Keep optimiser states in host memory (GPUs)."""
+    optimizer: Literal["adamw", "adamw_fused", "adamw_8bit"] = "adamw"
+    """AdamW in plain torch, torch's fused kernel (GPU), or with 8-bit states (bitsandbytes, GPU)."""
+    cpus_per_worker: float = Field(default=1.0, gt=0)
+    """Ray CPUs of one rank."""
+    gpus_per_worker: float | None = Field(default=None, ge=0)
+    """Ray GPUs of one rank (a fraction shares a card); left out: 1 where the cluster has GPUs, else 0."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads of one rank on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
+    start_timeout: float = Field(default=900.0, gt=0)
+    """Seconds until ranks that have not started are reported with their cause (DeepSpeed's first start compiles an operator)."""
+    step_timeout: float = Field(default=1800.0, gt=0)
+    """Seconds after which an update that has not ended is reported as hung."""
+
+
+class WeightsConfig(Section):
+    """The way of new weights to the generators."""
+
+    transport: Literal["auto", "nccl", "gloo"] = "auto"
+    """`auto`: NCCL where learner and generators have GPUs, else gloo over the host's network."""
+    rendezvous_timeout: float = Field(default=60.0, gt=0)
+    """Seconds in which all members of a broadcast group must have met."""
+    transfer_timeout: float = Field(default=120.0, gt=0)
+    """Seconds that one transfer may take before its receivers are suspect."""
+    bucket_megabytes: float = Field(default=256.0, gt=0)
+    """Weights travel in buckets of this size (and ZeRO-3 parameters are gathered in them)."""
+    verify: bool = False
+    """Compare fingerprints of the parameters on both ends after every update."""

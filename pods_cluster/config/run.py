@@ -1,0 +1,71 @@
+"""One run: how long, where, how often it looks at itself."""
+
+from __future__ import annotations
+
+import re
+from pydantic import Field, field_validator
+
+from pods_cluster.config.base import Section
+
+
+class EvalConfig(Section):
+    """Evaluation on held-out rows."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between evaluations (also before the first and after the last step); 0: none."""
+    samples: int = Field(default=1, ge=0)
+    """Sampled completions for each row, beside the greedy one; 0: greedy only."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Temperature of the sampled completions."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the sampled completions (evaluation only)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Longest completion; left out: `generator.max_tokens`."""
+
+
+class CheckpointConfig(Section):
+    """Saved states that `--resume` continues from."""
+
+    every: int = Field(default=20, ge=0)
+    """Steps between checkpoints (one more at the end); 0: only at the end."""
+    keep: int = Field(default=3, ge=1)
+    """Newest checkpoints kept."""
+
+
+class RunConfig(Section):
+    """The run itself."""
+
+    name: str = Field(min_length=1)
+    """Name of the run; its folder and its actors are called so."""
+    dir: str = "runs"
+    """Folder in which the run's folder is made."""
+    steps: int = Field(default=100, ge=1)
+    """Optimiser steps."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the prompt order, of sampling and of ties in selection."""
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    samples_every: int = Field(default=5, ge=0)
+    """Steps between saved groups of rollouts, for people to read; 0: none."""
+    samples_groups: int = Field(default=2, ge=1)
+    """Whole groups saved each time."""
+    step_timeout: float = Field(default=3600.0, gt=0)
+    """Seconds that the rollouts of one step may take before the run stops with what it waits for."""
+    export: bool = True
+    """Write the final model in Hugging Face format."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_folder(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+            raise ValueError(f"{value!r} cannot name a folder; use letters, digits, '.', '_' and '-'")
+        return value
+
+
+class ClusterConfig(Section):
+    """The Ray cluster."""
+
+    address: str = "auto"
+    """`auto`: the cluster of RAY_ADDRESS (a Ray job has it set), else a local one is started; `local`: always a local one; or host:port."""
+    placement_timeout: float = Field(default=120.0, gt=0)
+    """Seconds that the cluster may take to place the pools before the run stops, saying what is missing."""

@@ -1,0 +1,94 @@
+"""The whole configuration and the rules that hold between its sections."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from pods_cluster.config.base import Section
+from pods_cluster.config.model import DataConfig, ModelConfig, RewardConfig, ScoringConfig
+from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
+from pods_cluster.config.run import ClusterConfig, RunConfig
+
+
+class Config(Section):
+    """A run's YAML file."""
+
+    model: ModelConfig
+    data: DataConfig
+    reward: list[RewardConfig] = Field(min_length=1)
+    scoring: ScoringConfig = ScoringConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    selector: SelectorConfig = SelectorConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    staleness: int = Field(default=0, ge=0)
+    """k: a rollout trains at learner version V only if V - (oldest version of its tokens) <= k; 0 is on-policy."""
+    run: RunConfig
+    cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Config:
+        n, m = self.generator.rollouts_per_prompt, self.selector.keep
+        if m > n:
+            raise ValueError(
+                f"selector.keep: {m} rollouts cannot be kept of generator.rollouts_per_prompt: {n}; "
+                f"lower selector.keep or raise generator.rollouts_per_prompt"
+            )
+        longest = self.data.max_prompt_tokens + self.generator.max_tokens
+        if self.learner.tokens_per_microbatch < longest:
+            raise ValueError(
+                f"learner.tokens_per_microbatch: {self.learner.tokens_per_microbatch} cannot hold one rollout of "
+                f"data.max_prompt_tokens + generator.max_tokens = {longest} tokens; raise it to {longest} or more"
+            )
+        if self.learner.prompts_per_step * m < self.learner.workers * self.learner.updates_per_batch:
+            raise ValueError(
+                f"learner.prompts_per_step x selector.keep = {self.learner.prompts_per_step * m} rollouts a step cannot be "
+                f"split over learner.workers x learner.updates_per_batch = "
+                f"{self.learner.workers * self.learner.updates_per_batch}; raise prompts_per_step or lower the others"
+            )
+        if self.learner.updates_per_batch > self.learner.prompts_per_step:
+            raise ValueError(
+                f"learner.updates_per_batch: {self.learner.updates_per_batch} needs a group for each optimiser step, but "
+                f"learner.prompts_per_step is {self.learner.prompts_per_step}; lower one or raise the other"
+            )
+        if self.learner.warmup_steps > self.run.steps:
+            raise ValueError(
+                f"learner.warmup_steps: {self.learner.warmup_steps} is more than run.steps: {self.run.steps}; "
+                f"the learning rate would never reach its peak: lower it"
+            )
+        if self.run.eval.every and self.data.eval is None and "eval" in self.run.model_fields_set:
+            raise ValueError(
+                f"run.eval.every: {self.run.eval.every} needs held-out rows; add data.eval (path or split), "
+                f"or set run.eval.every: 0"
+            )
+        if self.learner.kl.coefficient == 0 and self.learner.kl.reference is not None:
+            raise ValueError(
+                f"learner.kl.reference: {self.learner.kl.reference!r} is never read while learner.kl.coefficient is 0; "
+                f"set a coefficient or leave the reference out"
+            )
+        self._settling_is_possible()
+        return self
+
+    def _settling_is_possible(self) -> None:
+        if self.selector.settle == "off":
+            return
+        if self.selector.rule != "max_variance":
+            raise ValueError(
+                f"selector.settle: {self.selector.settle} needs a rule with a known settled condition, "
+                f"which {self.selector.rule!r} does not state; use rule: max_variance or settle: off"
+            )
+        if self.learner.advantage.scope == "group":
+            raise ValueError(
+                f"selector.settle: {self.selector.settle} leaves rollouts unfinished, so learner.advantage.scope: group has "
+                f"no whole group to average over; use scope: kept or settle: off"
+            )
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Rollouts generated for one optimiser step, before replacements."""
+        return self.learner.prompts_per_step * self.generator.rollouts_per_prompt
+
+    @property
+    def trained_per_step(self) -> int:
+        """Rollouts trained in one optimiser step."""
+        return self.learner.prompts_per_step * self.selector.keep
