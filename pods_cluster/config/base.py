@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import math
+import typing
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
@@ -19,3 +23,28 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes true for 1, and does not look into the free-form options of a plug-in."""
+        members = _members(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and members & {int, float} and bool not in members:
+            raise ValueError(f"{str(value).lower()} is not a number; write one")
+        bad = _not_finite(value) if isinstance(value, dict) else None
+        if bad is not None:
+            raise ValueError(f"{bad} is refused: numbers must be finite")
+        return value
+
+
+def _members(annotation: Any) -> set[Any]:
+    """The types of a union, or the one type."""
+    return set(typing.get_args(annotation)) or {annotation}
+
+
+def _not_finite(value: Any) -> float | None:
+    """The first NaN or infinity in nested options, or None."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((bad for item in inner if (bad := _not_finite(item)) is not None), None)

@@ -20,13 +20,16 @@ class ConfigError(Exception):
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, and 1e-6 is a number."""
+    """YAML in which a key that stands twice is an error, 1e-6 is a number, and off, on, yes and no are words."""
 
 
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=deep)
+        key = loader.construct_object(key_node, deep=True)
+        if isinstance(key, dict | list):
+            line = key_node.start_mark.line + 1
+            raise ConfigError(f"{key}: a {type(key).__name__} cannot be a key (line {line}); put quotes around a text")
         if key in seen:
             raise ConfigError(f"{key}: stands twice (line {key_node.start_mark.line + 1}); remove one")
         seen.add(key)
@@ -34,6 +37,14 @@ def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool
 
 
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+# YAML 1.1 reads `settle: off` as false and a run's name 2026-01-01 as a date. Here both are texts, as in YAML 1.2.
+_UniqueKeyLoader.yaml_implicit_resolvers = {
+    first: [item for item in resolvers if item[0] not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 # YAML 1.1 reads 1e-6 (no dot) as a text; people write learning rates so.
 _UniqueKeyLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -50,6 +61,10 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run's YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
     return parse_config(text, overrides, source=str(path))
 
 
@@ -85,6 +100,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         value = yaml.load(raw, Loader=_UniqueKeyLoader) if raw.strip() else None
     except yaml.YAMLError as error:
         raise ConfigError(f"{override!r}: the value is not valid YAML: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{override!r}: {error}") from None
     *parents, last = key.strip().split(".")
     node: Any = tree
     for part in parents:
@@ -108,14 +125,16 @@ def _child(node: Any, part: str, override: str) -> Any:
 
 
 def _index(node: list[Any], part: str, override: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
-        raise ConfigError(f"{override!r}: {part!r} is not one of the {len(node)} items 0 to {len(node) - 1}")
+    if not re.fullmatch("[0-9]+", part) or int(part) >= len(node):
+        known = f"an index from 0 to {len(node) - 1}" if node else "an index: the list is empty"
+        raise ConfigError(f"{override!r}: {part!r} is not {known}")
     return int(part)
 
 
 def _explain(item: Any) -> str:
     """One pydantic error as `field: value …; fix`."""
-    where = ".".join(str(part) for part in item["loc"])
+    # pydantic puts the tried member of a union (`tuple[str, ...]`) behind the field
+    where = ".".join(str(part) for part in item["loc"] if "[" not in str(part))
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         known = list(_section_at(item["loc"][:-1]).model_fields)
@@ -129,7 +148,8 @@ def _explain(item: Any) -> str:
             return message
         # a rule of a section names its field itself
         return f"{where}.{message}" if re.match(r"[a-z_]+: ", message) else f"{where}: {message}"
-    return f"{where}: {_short(item['input'])} is refused: {message[0].lower()}{message[1:]}"
+    fix = "; put it in quotes" if item["type"] == "string_type" and isinstance(item["input"], int | float) else ""
+    return f"{where}: {_short(item['input'])} is refused: {message[0].lower()}{message[1:]}{fix}"
 
 
 def _section_at(location: tuple[Any, ...]) -> type[BaseModel]:

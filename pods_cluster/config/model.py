@@ -72,7 +72,7 @@ class DataConfig(Section):
     def _template_takes_a_prompt(cls, value: str) -> str:
         if "\n" in value or "{" in value:
             if "{prompt}" not in value:
-                raise ValueError("a prompt template needs the place `{prompt}`: add it where the row's prompt goes")
+                raise ValueError(f"{value!r} has no place `{{prompt}}`; add it where the row's prompt goes")
         return value
 
 

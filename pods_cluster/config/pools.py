@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pods_cluster.config.base import Section
 
@@ -191,6 +191,13 @@ class LearnerConfig(Section):
     """Seconds until ranks that have not started are reported with their cause (DeepSpeed's first start compiles an operator)."""
     step_timeout: float = Field(default=1800.0, gt=0)
     """Seconds after which an update that has not ended is reported as hung."""
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_are_decays(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"{list(value)} must both lie in [0, 1), as in [0.9, 0.999]")
+        return value
 
 
 class WeightsConfig(Section):

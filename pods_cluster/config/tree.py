@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from pods_cluster.config.base import Section
@@ -25,6 +27,21 @@ class Config(Section):
     """k: a rollout trains at learner version V only if V - (oldest version of its tokens) <= k; 0 is on-policy."""
     run: RunConfig
     cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_evaluation_without_rows(cls, tree: Any) -> Any:
+        """The default of `run.eval.every` is for runs with held-out rows: without any, the resolved value is 0."""
+        if (
+            not isinstance(tree, dict)
+            or not isinstance(tree.get("run"), dict)
+            or not isinstance(tree.get("data"), dict)
+        ):
+            return tree
+        evaluation = tree["run"].get("eval", {})
+        if tree["data"].get("eval") is not None or not isinstance(evaluation, dict) or "every" in evaluation:
+            return tree
+        return tree | {"run": tree["run"] | {"eval": evaluation | {"every": 0}}}
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
@@ -56,7 +73,7 @@ class Config(Section):
                 f"learner.warmup_steps: {self.learner.warmup_steps} is more than run.steps: {self.run.steps}; "
                 f"the learning rate would never reach its peak: lower it"
             )
-        if self.run.eval.every and self.data.eval is None and "eval" in self.run.model_fields_set:
+        if self.run.eval.every and self.data.eval is None and "every" in self.run.eval.model_fields_set:
             raise ValueError(
                 f"run.eval.every: {self.run.eval.every} needs held-out rows; add data.eval (path or split), "
                 f"or set run.eval.every: 0"
@@ -81,6 +98,12 @@ class Config(Section):
             raise ValueError(
                 f"selector.settle: {self.selector.settle} leaves rollouts unfinished, so learner.advantage.scope: group has "
                 f"no whole group to average over; use scope: kept or settle: off"
+            )
+        waves, n = self.selector.waves, self.generator.rollouts_per_prompt
+        if self.selector.settle == "waves" and waves > n:
+            raise ValueError(
+                f"selector.waves: {waves} portions cannot be made of generator.rollouts_per_prompt: {n}; "
+                f"lower selector.waves to {n} or less"
             )
 
     @property

@@ -1,0 +1,140 @@
+"""The calling conventions of reward functions: built-in, TRL and verl, over the same requests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pods_cluster.scoring.records import ScoreRequest
+
+CallBatch = Callable[[Sequence[ScoreRequest]], Any]
+
+_TRL_PARAMETERS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+_VERL_PARAMETERS = {"data_source", "solution_str", "ground_truth", "extra_info"}
+
+
+def told_style(function: Callable[..., Any]) -> str | None:
+    """`trl` or `verl`, told from the names of the parameters; None when they are neither's."""
+    names = set(inspect.signature(function).parameters)
+    if "solution_str" in names:
+        return "verl"
+    if "completions" in names:
+        return "trl"
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    return "trl" if inspect.Parameter.VAR_KEYWORD in kinds and "ground_truth" not in names else None
+
+
+def needed_columns(function: Callable[..., Any], style: str, options: Mapping[str, Any]) -> set[str]:
+    """Columns of the dataset that the function cannot be called without."""
+    if style == "verl":
+        return set()
+    return {
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.default is parameter.empty
+        and name not in _TRL_PARAMETERS
+        and name not in options
+    }
+
+
+def call_builtin(function: Callable[..., float], reads: Sequence[str], options: Mapping[str, Any]) -> CallBatch:
+    """A built-in reward: `function(<what it reads of a request>, **options) -> float`."""
+
+    def call(rows: Sequence[ScoreRequest]) -> list[float]:
+        return [function(*(getattr(row, name) for name in reads), **options) for row in rows]
+
+    return call
+
+
+def call_trl(function: Callable[..., Any], options: Mapping[str, Any], completions: str) -> CallBatch:
+    """TRL: `f(prompts, completions, **columns) -> list[float | None]`, every argument a list, one entry a row.
+
+    Prompts and completions of a chat are lists of messages. Columns that the function does not name are passed only
+    if it takes `**kwargs`.
+    """
+    accepts = _accepted(function)
+
+    def call(rows: Sequence[ScoreRequest]) -> Any:
+        arguments: dict[str, Any] = {
+            name: [_columns(row).get(name) for row in rows] for name in {key for row in rows for key in _columns(row)}
+        }
+        chats = [completions == "messages" or (completions == "auto" and bool(row.messages)) for row in rows]
+        arguments["prompts"] = [_prompt(row, chat) for row, chat in zip(rows, chats, strict=True)]
+        arguments["completions"] = [
+            [{"role": "assistant", "content": row.completion}] if chat else row.completion
+            for row, chat in zip(rows, chats, strict=True)
+        ]
+        arguments["completion_ids"] = [list(row.completion_ids or ()) for row in rows]
+        arguments["trainer_state"] = None  # there is no transformers Trainer here
+        arguments["log_extra"] = arguments["log_metric"] = _ignore
+        arguments |= options
+        return _finish(function(**{name: value for name, value in arguments.items() if accepts(name)}))
+
+    return call
+
+
+def call_verl(function: Callable[..., Any], options: Mapping[str, Any]) -> CallBatch:
+    """verl: `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, …}`.
+
+    `ground_truth` is the row's `reward_model.ground_truth` as it stands there, else its answer.
+    """
+    accepts = _accepted(function)
+
+    def call_row(row: ScoreRequest) -> Any:
+        model = row.columns.get("reward_model")
+        truth = model.get("ground_truth") if isinstance(model, Mapping) else None
+        arguments = {
+            "data_source": row.columns.get("data_source", ""),
+            "solution_str": row.completion,
+            "ground_truth": row.answer if truth is None else truth,
+            "extra_info": row.columns.get("extra_info"),
+            **options,
+        }
+        result = _finish(function(**{name: value for name, value in arguments.items() if accepts(name)}))
+        if isinstance(result, Mapping):
+            if "score" not in result:
+                raise ValueError(f"returned a dict without 'score'; its keys: {', '.join(map(str, result)) or 'none'}")
+            return result["score"]
+        return result
+
+    return lambda rows: [call_row(row) for row in rows]
+
+
+def _columns(row: ScoreRequest) -> dict[str, Any]:
+    return {"answer": row.answer, **row.columns} if row.answer is not None else dict(row.columns)
+
+
+def _prompt(row: ScoreRequest, chat: bool) -> Any:
+    if not chat:
+        return row.prompt_text
+    return [dict(message) for message in row.messages] or [{"role": "user", "content": row.prompt_text}]
+
+
+def _accepted(function: Callable[..., Any]) -> Callable[[str], bool]:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return lambda _: True
+    return parameters.__contains__
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """TRL's log hooks: metrics of a reward are its parts here."""
+
+
+_LOOP: list[asyncio.AbstractEventLoop] = []
+
+
+def _finish(result: Any) -> Any:
+    """Runs an async function's result to its end, on one loop for the life of the process."""
+    if not inspect.isawaitable(result):
+        return result
+    if not _LOOP:
+        _LOOP.append(asyncio.new_event_loop())
+
+    async def wait() -> Any:
+        return await result
+
+    return _LOOP[0].run_until_complete(wait())
