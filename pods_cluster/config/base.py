@@ -28,18 +28,14 @@ class Section(BaseModel):
     @classmethod
     def _numbers_are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """pydantic takes true for 1, and does not look into the free-form options of a plug-in."""
-        members = _members(cls.model_fields[str(info.field_name)].annotation)
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        members = set(typing.get_args(annotation)) or {annotation}  # of a union, or the one type
         if isinstance(value, bool) and members & {int, float} and bool not in members:
             raise ValueError(f"{str(value).lower()} is not a number; write one")
-        bad = _not_finite(value) if isinstance(value, dict) else None
+        bad = _not_finite(value) if typing.get_origin(annotation) is dict else None
         if bad is not None:
             raise ValueError(f"{bad} is refused: numbers must be finite")
         return value
-
-
-def _members(annotation: Any) -> set[Any]:
-    """The types of a union, or the one type."""
-    return set(typing.get_args(annotation)) or {annotation}
 
 
 def _not_finite(value: Any) -> float | None:

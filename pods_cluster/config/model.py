@@ -17,7 +17,8 @@ class ModelConfig(Section):
     path: str = Field(min_length=1)
     """Folder or Hugging Face hub name of a causal language model with its tokenizer."""
     dtype: Dtype = "bfloat16"
-    """Number format of the weights that compute (master weights and gradient sums are float32). On a CPU float32 is the faster."""
+    """Number format of the weights that compute (master weights and gradient sums are float32). On a CPU float32 is
+    the faster."""
     chat_template: str | None = None
     """A Jinja chat template, or a path to one, in place of the tokenizer's own."""
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
@@ -55,7 +56,8 @@ class DataConfig(Section):
     system: str | None = None
     """System message put before a text prompt."""
     template: str = "none"
-    """How a text prompt is wrapped: `none`, `think_answer`, `boxed`, a text with `{prompt}`, or a path to such a text."""
+    """How a text prompt is wrapped: `none`, `think_answer`, `boxed`, a text with `{prompt}`, or a path to such a
+    text."""
     chat: bool = True
     """Render prompts through the chat template; false: the text goes to the model as it is."""
     max_prompt_tokens: int = Field(default=512, ge=1)
@@ -70,9 +72,8 @@ class DataConfig(Section):
     @field_validator("template")
     @classmethod
     def _template_takes_a_prompt(cls, value: str) -> str:
-        if "\n" in value or "{" in value:
-            if "{prompt}" not in value:
-                raise ValueError(f"{value!r} has no place `{{prompt}}`; add it where the row's prompt goes")
+        if ("\n" in value or "{" in value) and "{prompt}" not in value:
+            raise ValueError(f"{value!r} has no place `{{prompt}}`; add it where the row's prompt goes")
         return value
 
 
@@ -86,13 +87,15 @@ class RewardConfig(Section):
     weight: float = 1.0
     """Factor of this reward in the sum; 0 reports it without training on it."""
     style: Literal["auto", "trl", "verl"] = "auto"
-    """Calling convention of a user function: TRL's `f(prompts, completions, **columns)` or verl's `compute_score(...)`."""
+    """Calling convention of a user function: TRL's `f(prompts, completions, **columns)` or verl's
+    `compute_score(...)`."""
     timeout: float = Field(default=10.0, gt=0)
     """Seconds after which a scorer process that has not answered is killed, and the reward counted as missing."""
     range: tuple[float, float] | None = None
     """Lowest and highest value of a user function; built-in rewards declare theirs."""
     none: Literal["missing", "skip"] = "missing"
-    """What a None from the function means: the reward is missing (the rollout is excluded), or it does not apply (0)."""
+    """What a None from the function means: the reward is missing (the rollout is excluded), or it does not apply
+    (0)."""
     batch: int = Field(default=1, ge=1)
     """Most completions in one call of a user function; 1 scores each as soon as it ends."""
     completions: Literal["auto", "text", "messages"] = "auto"

@@ -13,7 +13,8 @@ class GeneratorConfig(Section):
     """The pool that makes rollouts."""
 
     engine: Literal["transformers", "vllm", "paced"] = "vllm"
-    """`vllm` on GPUs (or its CPU build); `transformers` is the small built-in engine; `paced` sleeps instead of computing (tests of the service itself)."""
+    """`vllm` on GPUs (or its CPU build); `transformers` is the small built-in engine; `paced` sleeps instead of
+    computing (tests of the service itself)."""
     workers: int = Field(default=1, ge=1)
     """Generator workers."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -35,7 +36,8 @@ class GeneratorConfig(Section):
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """Ray CPUs of one worker."""
     gpus_per_worker: float | None = Field(default=None, ge=0)
-    """Ray GPUs of one worker (a fraction shares a card); left out: `tensor_parallel` for vLLM where the cluster has GPUs, else 0."""
+    """Ray GPUs of one worker (a fraction shares a card); left out: `tensor_parallel` for vLLM where the cluster has
+    GPUs, else 0."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of one worker on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
     start_timeout: float = Field(default=600.0, gt=0)
@@ -71,11 +73,14 @@ class SelectorConfig(Section):
     min_valid: int | None = Field(default=None, ge=2)
     """Groups with fewer than m valid rewards are trained with those they have, from this many on; left out: m."""
     no_signal: Literal["replace", "drop", "keep"] = "replace"
-    """A kept set whose rewards are all equal: try another prompt, shrink the step, or train it with zero advantages (the paper's runs)."""
+    """A kept set whose rewards are all equal: try another prompt, shrink the step, or train it with zero advantages
+    (the paper's runs)."""
     max_replacements: int = Field(default=2, ge=0)
-    """With `replace`: other prompts tried in a step, as a multiple of `learner.prompts_per_step`; then the step goes on smaller."""
+    """With `replace`: other prompts tried in a step, as a multiple of `learner.prompts_per_step`; then the step goes
+    on smaller."""
     settle: Literal["off", "abort", "waves"] = "off"
-    """Stop generating a group once its selection can gain nothing more (binary rewards): `abort` favours short rollouts, `waves` does not."""
+    """Stop generating a group once its selection can gain nothing more (binary rewards): `abort` favours short
+    rollouts, `waves` does not."""
     waves: int = Field(default=4, ge=2)
     """With `settle: waves`: in how many portions the n rollouts are issued."""
     tolerance: float = Field(default=0.0, ge=0)
@@ -162,7 +167,8 @@ class LearnerConfig(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this norm; 0 turns it off."""
     tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Micro-batches are filled up to so many tokens, padding included: the memory of a rank grows with this, not with n."""
+    """Micro-batches are filled up to so many tokens, padding included: the memory of a rank grows with this, not with
+    n."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps over one batch; above 1 the clip below acts."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -170,7 +176,8 @@ class LearnerConfig(Section):
     clip_high: float = Field(default=0.2, gt=0)
     """… and at 1 + clip_high."""
     loss: Literal["sequence_mean", "token_mean", "dr_grpo"] = "sequence_mean"
-    """Average over tokens: in each rollout first (the paper), over all tokens of the step, or over `generator.max_tokens` (Dr. GRPO)."""
+    """Average over tokens: in each rollout first (the paper), over all tokens of the step, or over
+    `generator.max_tokens` (Dr. GRPO)."""
     advantage: AdvantageConfig = AdvantageConfig()
     kl: KLConfig = KLConfig()
     correction: CorrectionConfig = CorrectionConfig()
@@ -188,7 +195,8 @@ class LearnerConfig(Section):
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of one rank on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
     start_timeout: float = Field(default=900.0, gt=0)
-    """Seconds until ranks that have not started are reported with their cause (DeepSpeed's first start compiles an operator)."""
+    """Seconds until ranks that have not started are reported with their cause (DeepSpeed's first start compiles an
+    operator)."""
     step_timeout: float = Field(default=1800.0, gt=0)
     """Seconds after which an update that has not ended is reported as hung."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from pydantic import Field, field_validator
 
 from pods_cluster.config.base import Section
@@ -53,6 +54,10 @@ class RunConfig(Section):
     """Seconds that the rollouts of one step may take before the run stops with what it waits for."""
     export: bool = True
     """Write the final model in Hugging Face format."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too (extra `tensorboard`)."""
+    wandb: bool = False
+    """Send the metrics to Weights & Biases too (extra `wandb`; WANDB_MODE=offline keeps them here)."""
 
     @field_validator("name")
     @classmethod
@@ -66,6 +71,7 @@ class ClusterConfig(Section):
     """The Ray cluster."""
 
     address: str = "auto"
-    """`auto`: the cluster of RAY_ADDRESS (a Ray job has it set), else a local one is started; `local`: always a local one; or host:port."""
+    """`auto`: the cluster of RAY_ADDRESS (a Ray job has it set), else a local one is started; `local`: always a local
+    one; or host:port."""
     placement_timeout: float = Field(default=120.0, gt=0)
     """Seconds that the cluster may take to place the pools before the run stops, saying what is missing."""

@@ -1,0 +1,213 @@
+"""Every metric: name, unit, meaning, kind, and whose name it is (TRL's and verl's where they have one)."""
+
+from __future__ import annotations
+
+from pods_cluster.telemetry.registry import Kind, Metric
+from pods_cluster.types import Fate
+
+GAUGE, COUNT, COUNTER = Kind.GAUGE, Kind.COUNT, Kind.COUNTER
+
+STAGES = ("generate", "score", "select", "fetch", "update", "publish", "eval", "checkpoint")
+"""The stages of a step in the order in which a rollout passes them; each has a `timing_s/<stage>`."""
+
+_RUN = (
+    Metric("step", "steps", "Learner step that the record belongs to; 0 is before the first update.", COUNTER),
+    Metric("time", "s", "Wall clock when the record was made, Unix time."),
+    Metric("elapsed", "s", "Seconds that the run has been working, downtime before a resume left out.", COUNTER),
+    Metric("epoch", "epochs", "Passes over the training rows so far, as a fraction.", COUNTER, "TRL"),
+    Metric("updates", "updates", "Optimiser steps applied.", COUNT),
+)
+
+_REWARDS = (
+    Metric("reward", "", "Mean reward over all scored rollouts of the step's groups, before selection.", origin="TRL"),
+    Metric("reward_std", "", "Sample standard deviation of the rewards in a group, mean over groups.", origin="TRL"),
+    Metric("reward/kept", "", "Mean reward over the kept rollouts alone."),
+    Metric("reward_std/kept", "", "Sample standard deviation of the kept rewards of a group, mean over groups."),
+    Metric("reward/min", "", "Lowest reward of the step."),
+    Metric("reward/max", "", "Highest reward of the step."),
+    Metric(
+        "frac_reward_zero_std", "share", "Share of the step's scored groups whose rewards are all equal.", origin="TRL"
+    ),
+    Metric("rewards/<name>/mean", "", "Mean of one reward, unweighted, over all scored rollouts.", origin="TRL"),
+    Metric("rewards/<name>/std", "", "Standard deviation of one reward over all scored rollouts.", origin="TRL"),
+    Metric("rewards/<name>/kept_mean", "", "Mean of one reward over the kept rollouts."),
+    Metric("advantages/mean", "", "Mean advantage over the trained rollouts.", origin="verl (critic/advantages/mean)"),
+    Metric("advantages/std", "", "Standard deviation of the advantages over the trained rollouts."),
+)
+
+_COMPLETIONS = (
+    Metric(
+        "completions/mean_length", "tokens", "Mean length of all finished rollouts, before selection.", origin="TRL"
+    ),
+    Metric("completions/min_length", "tokens", "Shortest finished rollout.", origin="TRL"),
+    Metric("completions/max_length", "tokens", "Longest finished rollout.", origin="TRL"),
+    Metric("completions/clipped_ratio", "share", "Finished rollouts that were cut at `max_tokens`.", origin="TRL"),
+    Metric(
+        "completions/mean_terminated_length",
+        "tokens",
+        "Mean length of rollouts that ended by themselves.",
+        origin="TRL",
+    ),
+    Metric("completions/min_terminated_length", "tokens", "Shortest rollout that ended by itself.", origin="TRL"),
+    Metric("completions/max_terminated_length", "tokens", "Longest rollout that ended by itself.", origin="TRL"),
+    Metric("completions/kept_mean_length", "tokens", "Mean length of the kept rollouts."),
+    Metric("completions/kept_max_length", "tokens", "Longest kept rollout."),
+    Metric("completions/kept_clipped_ratio", "share", "Kept rollouts that were cut at `max_tokens`."),
+    Metric("completions/stale_mean_length", "tokens", "Mean length of rollouts dropped as stale."),
+    Metric("prompt_length/mean", "tokens", "Mean prompt length of the step's groups.", origin="verl"),
+    Metric("prompt_length/max", "tokens", "Longest prompt of the step's groups.", origin="verl"),
+)
+
+_FLOW = (
+    Metric("rollouts/generated", "rollouts", "Rollouts that finished on a generator (aborted ones not).", COUNT),
+    Metric("rollouts/scored", "rollouts", "Finished rollouts with a valid reward.", COUNT),
+    Metric("rollouts/selected", "rollouts", "Rollouts kept by the selection rule.", COUNT),
+    Metric("rollouts/trained", "rollouts", "Rollouts in applied optimiser steps.", COUNT),
+    Metric("rollouts/aborted", "rollouts", "Rollouts ended from outside (group settled, cancelled or drained).", COUNT),
+    Metric("rollouts/lost", "rollouts", "Rollouts whose worker died before they were taken.", COUNT),
+    Metric("rollouts/stale", "rollouts", "Finished rollouts dropped because a token was sampled too long ago.", COUNT),
+    Metric("tokens/sampled", "tokens", "Completion tokens sampled, those of aborted rollouts included.", COUNT),
+    Metric("tokens/aborted", "tokens", "Completion tokens sampled in rollouts that were aborted.", COUNT),
+    Metric("tokens/prompt", "tokens", "Prompt tokens that the engines read.", COUNT),
+    Metric("tokens/trained", "tokens", "Completion tokens in applied optimiser steps.", COUNT),
+    Metric("num_tokens", "tokens", "Prompt and completion tokens that the learner has trained on.", COUNTER, "TRL"),
+    Metric("rollout_to_update_ratio", "ratio", "rollouts/scored ÷ rollouts/trained of the step."),
+    Metric("rollout_to_update_ratio/cumulative", "ratio", "The same over the run so far."),
+    Metric("rollout_to_update_ratio/tokens", "ratio", "tokens/sampled ÷ tokens/trained of the step."),
+    Metric("rollout_to_update_ratio/tokens_cumulative", "ratio", "The same over the run so far."),
+    Metric("throughput/rollouts_generated", "1/s", "rollouts/generated a second of timing_s/step."),
+    Metric("throughput/rollouts_selected", "1/s", "rollouts/selected a second of timing_s/step."),
+    Metric("throughput/rollouts_trained", "1/s", "rollouts/trained a second of timing_s/step."),
+    Metric("throughput/tokens_sampled", "1/s", "tokens/sampled a second of timing_s/step."),
+    Metric("throughput/tokens_trained", "1/s", "tokens/trained a second of timing_s/step."),
+    Metric("throughput/updates", "1/s", "Optimiser steps a second of timing_s/step."),
+)
+
+_GROUPS = (
+    Metric("groups/<fate>", "groups", "Groups that met this end in the step; each group has exactly one.", COUNT,
+           choices={"fate": tuple(fate.value for fate in Fate)}),
+    Metric("groups/replaced", "groups", "Prompts tried in place of groups without signal.", COUNT),
+    Metric("groups/settled", "groups", "Groups stopped early; their lengths and rewards are censored.", COUNT),
+    Metric("groups/in_flight", "groups", "Groups that hold a place in the staleness ledger at the step's end."),
+    Metric("groups/queued", "groups", "Complete groups that wait in the selector at the step's end."),
+    Metric("data/prompts_served", "prompts", "Prompts taken from the dataset's stream.", COUNT),
+    Metric("data/prompts_dropped_overlong", "prompts", "Prompts longer than `data.max_prompt_tokens`, dropped.", COUNT),
+)  # fmt: skip
+
+_SCORING = (
+    Metric("scoring/failures/<kind>/<reward>", "rollouts", "Scorings by this reward that gave no number.", COUNT,
+           choices={"kind": ("error", "timeout", "none", "nan", "infinite", "crashed", "range")}),
+    Metric("rollouts/excluded", "rollouts", "Finished rollouts left out of selection: no valid reward.", COUNT),
+    Metric("rollouts/excluded/<reason>", "rollouts", "The same by reason.", COUNT,
+           choices={"reason": ("missing", "nan", "infinite")}),
+    Metric("scoring/seconds_mean", "s", "Mean time from a rollout's end to its reward."),
+    Metric("scoring/seconds_max", "s", "Longest time from a rollout's end to its reward."),
+    Metric("scoring/restarts", "processes", "Scorer processes that were killed or died, and were replaced.", COUNT),
+)  # fmt: skip
+
+_POOLS = (
+    Metric("generator/idle_share", "share", "1 - tokens/s of the pool over its calibrated saturated rate."),
+    Metric("learner/idle_share", "share", "1 - tokens/s of the group over its calibrated saturated rate."),
+    Metric("generator/workers", "workers", "Generator workers that serve."),
+    Metric("learner/workers", "workers", "Learner ranks in the group."),
+    Metric("generator/running", "rollouts", "Rollouts being decoded, over the pool."),
+    Metric("generator/waiting", "rollouts", "Rollouts queued in the engines, over the pool."),
+    Metric("generator/kv_cache_usage", "share", "Share of the KV cache in use, mean over workers."),
+    Metric("generator/preemptions", "rollouts", "Rollouts that an engine pushed out of its KV cache.", COUNT),
+    Metric("generator/tokens_per_second", "1/s", "Completion tokens a second, over the pool."),
+    Metric("generator/saturated_tokens_per_second", "1/s", "The calibrated rate that counts as never idle."),
+    Metric("generator/replaced", "workers", "Workers that died or hung, and were replaced.", COUNT),
+    Metric("learner/tokens_per_second", "1/s", "Tokens a second of timing_s/update, over the group."),
+    Metric("learner/saturated_tokens_per_second", "1/s", "The calibrated rate that counts as never idle."),
+    Metric("learner/microbatches", "batches", "Micro-batches of the rank with the most."),
+    Metric("learner/padding_share", "share", "Padding in the micro-batches, of all their tokens."),
+    Metric("memory/<role>/rss", "bytes", "Resident memory, largest of the role's processes.",
+           choices={"role": ("controller", "selector", "generator", "learner")}),
+    Metric("memory/<role>/gpu_peak", "bytes", "Peak of allocated GPU memory in the step, largest of its processes.",
+           choices={"role": ("generator", "learner")}),
+)  # fmt: skip
+
+_TIMING = (
+    *(
+        Metric(f"timing_s/{stage}", "s", meaning, COUNT, "verl" if stage in ("update", "checkpoint") else "")
+        for stage, meaning in zip(
+            STAGES,
+            (
+                "From the step's first request to its last finished rollout.",
+                "From the last finished rollout to the last reward (earlier ones are scored meanwhile).",
+                "Settling, selection and the step's assembly.",
+                "The learner taking the kept rollouts from the workers.",
+                "Forward, backward and optimiser on all ranks.",
+                "New weights on their way to the generators.",
+                "Evaluation on held-out rows.",
+                "Writing a checkpoint.",
+            ),
+            strict=True,
+        )
+    ),
+    Metric("timing_s/wait", "s", "The learner waiting for enough groups (staleness above 0).", COUNT),
+    Metric("timing_s/step", "s", "Wall clock of the whole step, evaluation and checkpoint left out.", COUNT, "verl"),
+    Metric("staleness/mean", "versions", "Learner version less the rollout's oldest, mean over trained rollouts."),
+    Metric("staleness/max", "versions", "The same, largest."),
+    Metric("weights/version", "version", "Weight version that the generators serve.", COUNTER),
+    Metric("weights/bytes", "bytes", "Bytes of one full version as sent to each receiver.", COUNT),
+    Metric("weights/sync_seconds", "s", "From the first byte of a version to the last generator's resumption.", COUNT),
+    Metric("weights/receivers", "workers", "Generators that took the step's version."),
+    Metric("weights/failed", "workers", "Generators that failed to take the step's version.", COUNT),
+    Metric("weights/rebuilds", "groups", "Broadcast groups built anew.", COUNT),
+)
+
+_LEARNING = (
+    Metric("loss", "", "Loss of the step's batch: policy term and, where on, the KL term.", origin="TRL"),
+    Metric("grad_norm", "", "Gradient norm before clipping, mean over the step's updates.", origin="TRL"),
+    Metric("learning_rate", "", "Learning rate of the step's last update.", origin="TRL"),
+    Metric("entropy", "nats", "Entropy of the policy, mean over the trained tokens.", origin="TRL"),
+    Metric("kl", "nats", "KL divergence to the reference model (k3 estimator), mean over tokens.", origin="TRL"),
+    Metric("clip_ratio/low_mean", "share", "Trained tokens clipped at 1 - clip_low.", origin="TRL"),
+    Metric("clip_ratio/low_min", "share", "The same, lowest of the micro-batches.", origin="TRL"),
+    Metric("clip_ratio/high_mean", "share", "Trained tokens clipped at 1 + clip_high.", origin="TRL"),
+    Metric("clip_ratio/high_max", "share", "The same, highest of the micro-batches.", origin="TRL"),
+    Metric("clip_ratio/region_mean", "share", "Trained tokens clipped at either end.", origin="TRL"),
+    Metric("sampling/sampling_logp_difference/mean", "nats", "Distance of learner and engine log-probability, mean.",
+           origin="TRL"),
+    Metric("sampling/sampling_logp_difference/max", "nats", "The same, largest.", origin="TRL"),
+    Metric("sampling/importance_sampling_ratio/min", "ratio", "π_old/μ a token before the cap, lowest.", origin="TRL"),
+    Metric("sampling/importance_sampling_ratio/mean", "ratio", "The same, mean.", origin="TRL"),
+    Metric("sampling/importance_sampling_ratio/max", "ratio", "The same, highest.", origin="TRL"),
+    Metric("sampling/capped_ratio", "share", "Trained tokens whose factor was cut at `correction.cap`."),
+    Metric("sampling/masked_ratio", "share", "Trained tokens left out by `correction.mask`."),
+    Metric("mismatch_kl", "nats", "KL divergence of the engine from the learner (k3 estimator), mean over tokens.",
+           origin="prime-rl"),
+)  # fmt: skip
+
+_EVAL = (
+    Metric("eval/greedy_accuracy", "share", "Held-out rows answered correctly under greedy decoding."),
+    Metric("eval/sampled_accuracy", "share", "Correct share of sampled completions, mean over held-out rows."),
+    Metric("eval/pass_at_k", "share", "Held-out rows with at least one correct sampled completion."),
+    Metric("eval/reward", "", "Mean reward of the sampled completions (greedy where none are sampled)."),
+    Metric("eval/rewards/<name>/mean", "", "Mean of one reward, unweighted, over the same completions."),
+    Metric("eval/mean_length", "tokens", "Mean length of the same completions."),
+    Metric("eval/clipped_ratio", "share", "The same completions that were cut at the token limit."),
+    Metric("eval/rows", "rows", "Held-out rows evaluated."),
+    Metric("eval/failed", "rows", "Held-out rows without a result (no valid reward, or the worker died)."),
+    Metric("eval/version", "version", "Weight version that all of the evaluation ran on."),
+)
+
+_TELEMETRY = (
+    Metric("telemetry/failed_writes", "writes", "Writes of telemetry that failed (they are tried again).", COUNTER),
+    Metric("telemetry/dropped_lines", "lines", "Lines of telemetry given up because too many waited.", COUNTER),
+)
+
+SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "The record": _RUN,
+    "Rewards": _REWARDS,
+    "Completions and prompts": _COMPLETIONS,
+    "From rollout to update": _FLOW,
+    "Groups and prompts": _GROUPS,
+    "Scoring": _SCORING,
+    "Pools": _POOLS,
+    "Time, staleness and weights": _TIMING,
+    "Learning": _LEARNING,
+    "Evaluation": _EVAL,
+    "Telemetry": _TELEMETRY,
+}

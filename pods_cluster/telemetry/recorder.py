@@ -1,0 +1,298 @@
+"""The recorder: what the controller tells, checked, completed and handed to the sinks on a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pods_cluster.telemetry.derived import Totals
+from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.metrics import MetricValueError, Registry, registry
+from pods_cluster.telemetry.record import (
+    RESERVED,
+    Record,
+    SampleGroup,
+    number,
+    resume_marker,
+    sample_record,
+    step_record,
+)
+from pods_cluster.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, WandbSink
+
+logger = logging.getLogger(__name__)
+
+Level = Literal["info", "warning", "error"]
+GIVE_UP_AFTER = 20
+"""Failures in a row after which a sink is left alone."""
+KEPT_ITEMS = 4096
+"""Items kept in memory for `poll`."""
+QUEUED_ITEMS = 10_000
+"""Items that may wait for slow sinks; more are given up and counted."""
+
+
+class Feed(NamedTuple):
+    """What `Recorder.poll` returns: pass `cursor` to the next call. `items` are ("step" | "event", record) pairs in
+    order; `missed` counts those that were forgotten before this call.
+    """
+
+    cursor: int
+    items: list[tuple[str, Record]]
+    missed: int
+
+
+class Recorder:
+    """Takes steps, events and samples; never raises into training and never waits for a sink.
+
+    With `strict` (default: the environment variable PODS_STRICT_METRICS=1, as in tests) an unknown metric and a value
+    that is no number raise; otherwise they are told once as a warning event: the unknown one is written all the same,
+    the value that is no number left out.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink] = (),
+        *,
+        totals: Totals | None = None,
+        elapsed: float = 0.0,
+        strict: bool | None = None,
+        metrics: Registry = registry,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.totals = totals or Totals()
+        self.dropped = 0
+        self._sinks: list[Sink] = list(sinks)
+        self._strict = os.environ.get("PODS_STRICT_METRICS") == "1" if strict is None else strict
+        self._metrics = metrics
+        self._clock = clock
+        self._started = time.monotonic() - elapsed
+        self._told: set[str] = set()
+        self._recent: deque[tuple[str, Record]] = deque(maxlen=KEPT_ITEMS)
+        self._count = 0
+        self._step: int | None = None
+        self._lock = threading.Lock()
+        self._failures: dict[str, int] = {}
+        self._in_a_row: dict[str, int] = {}
+        self._held = contextlib.ExitStack()
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=QUEUED_ITEMS)
+        self._closed = False
+        self._thread = threading.Thread(target=self._drain, name="telemetry", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def for_run(
+        cls,
+        folder: RunFolder,
+        *,
+        resumed_from: int | None = None,
+        tensorboard: bool = False,
+        wandb: bool = False,
+        config: Mapping[str, Any] | None = None,
+        strict: bool | None = None,
+    ) -> Recorder:
+        """The recorder of a run's folder, which it holds locked until `close`.
+
+        `resumed_from`: the step of the checkpoint that the run goes on from; metrics and samples of later steps are
+        taken back, totals and `elapsed` go on from there. `config` is shown by Weights & Biases.
+        Raises RunFolderError (another process writes there) and SinkUnavailable (a package is missing).
+        """
+        with contextlib.ExitStack() as held:
+            held.enter_context(folder.lock())
+            standing: list[Record] = []
+            if resumed_from is not None:
+                standing = [record for record in folder.read_metrics() if record["step"] <= resumed_from]
+            sinks: list[Sink] = []
+            if tensorboard:
+                sinks.append(TensorBoardSink(folder, purge_after=resumed_from))
+            if wandb:
+                sinks.append(WandbSink(folder, config))
+            recorder = cls(
+                totals=Totals(standing), elapsed=max((r["elapsed"] for r in standing), default=0.0), strict=strict
+            )
+            jsonl = JsonlSink(folder, on_warning=recorder._sink_warning)
+            if resumed_from is not None:
+                jsonl.write_marker(resume_marker(resumed_from, recorder._clock()))
+            # nothing was told yet, so the thread has not read the list
+            recorder._sinks = [jsonl, *sinks]
+            recorder._held = held.pop_all()
+        if resumed_from is not None:
+            recorder._step = resumed_from
+            recorder.event("resumed_from", f"resumed from the checkpoint of step {resumed_from}", step=resumed_from)
+        return recorder
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has been working."""
+        return time.monotonic() - self._started
+
+    def step(self, step: int, values: Mapping[str, Any]) -> Record:
+        """Record metrics of a step (a step may be told in parts); returns the record with what follows from it.
+
+        Ratios and rates are computed from the counts where the values do not hold them. Raises UnknownMetric and
+        MetricValueError only where strict.
+        """
+        self._step = step
+        unknown = self._metrics.unknown(values)
+        if unknown and self._strict:
+            self._metrics.check(values)
+        for name in unknown:
+            self._tell_once(
+                f"unknown:{name}", "unknown_metric", f"{name!r} is not a registered metric (written all the same)"
+            )
+        values = self._numbers(values)
+        completed = {**self.totals.add(values), **self._health(), **values}
+        record = step_record(step, completed, time=self._clock(), elapsed=self.elapsed)
+        self._keep("step", record)
+        self._put("write_step", record)
+        return record
+
+    def event(self, kind: str, text: str, *, level: Level = "info", step: int | None = None, **fields: Any) -> Record:
+        """Record that something happened. `kind` is one word for machines, `text` a sentence for people."""
+        event: Record = {
+            "time": round(self._clock(), 3),
+            "elapsed": round(self.elapsed, 3),
+            "step": self._step if step is None else step,
+            "kind": kind,
+            "level": level,
+            "text": text,
+        }
+        event.update({name: value for name, value in fields.items() if name not in event})
+        self._keep("event", event)
+        self._put("write_event", event)
+        return event
+
+    def warning(self, kind: str, text: str, **fields: Any) -> Record:
+        """An event that a person should look at."""
+        return self.event(kind, text, level="warning", **fields)
+
+    def samples(self, step: int, groups: Sequence[SampleGroup]) -> None:
+        """Keep whole groups of rollouts for people to read."""
+        now, elapsed = self._clock(), self.elapsed
+        self._put("write_samples", [sample_record(step, group, time=now, elapsed=elapsed) for group in groups])
+
+    def poll(self, cursor: int = 0) -> Feed:
+        """Steps and events since `cursor` (0: all that are still in memory)."""
+        with self._lock:
+            first = self._count - len(self._recent)
+            start = max(cursor, first)
+            items = list(self._recent)[start - first :]
+            return Feed(self._count, items, start - cursor)
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until everything told before is with the sinks; false at the timeout."""
+        if self._closed:
+            return True
+        done = threading.Event()
+        try:
+            self._queue.put(("flush", done), timeout=timeout)
+        except queue.Full:
+            return False
+        return done.wait(timeout)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Hand over what waits, close the sinks and free the folder; one that hangs is left behind at the timeout."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(queue.Full):
+            self._queue.put(("close", None), timeout=timeout)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.warning("telemetry: a sink has not ended within %g s; its last lines may be missing", timeout)
+        self._held.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that are numbers; the others raise where strict, else they are told once."""
+        kept: dict[str, Any] = {}
+        for name, value in values.items():
+            try:
+                if name in RESERVED:
+                    raise MetricValueError(f"{name}: is set by the recorder; leave it out of the values")
+                kept[name] = number(name, value)
+            except MetricValueError as error:
+                if self._strict:
+                    raise
+                self._tell_once(f"value:{name}", "bad_metric", f"left out: {error}")
+        return kept
+
+    def _health(self) -> dict[str, int]:
+        """Telemetry's own troubles, where it has any."""
+        failed, dropped = sum(self._failures.values()), self.dropped
+        for sink in self._sinks:
+            if isinstance(sink, JsonlSink):
+                failed += sink.failed_writes
+                dropped += sink.dropped_lines
+        found = {"telemetry/failed_writes": failed, "telemetry/dropped_lines": dropped}
+        return {name: count for name, count in found.items() if count}
+
+    def _tell_once(self, key: str, kind: str, text: str) -> None:
+        if key not in self._told and len(self._told) < 1000:
+            self._told.add(key)
+            logger.warning("telemetry: %s", text)
+            self.warning(kind, text)
+
+    def _sink_warning(self, text: str) -> None:
+        logger.warning("telemetry: %s", text)
+        self.warning("telemetry", text)
+
+    def _keep(self, what: str, record: Record) -> None:
+        with self._lock:
+            self._recent.append((what, record))
+            self._count += 1
+
+    def _put(self, what: str, payload: Any) -> None:
+        if self._closed:
+            return
+        try:
+            self._queue.put_nowait((what, payload))
+        except queue.Full:
+            self.dropped += 1
+            self._tell_once("queue", "telemetry", f"the sinks are {QUEUED_ITEMS} items behind; new ones are given up")
+
+    def _drain(self) -> None:
+        """The thread: one item after another to every sink."""
+        while True:
+            try:
+                what, payload = self._queue.get(timeout=2.0)
+            except queue.Empty:
+                what, payload = "retry", threading.Event()
+            if what in ("flush", "retry"):
+                for sink in list(self._sinks):
+                    self._guard(sink, sink.retry)
+                payload.set()
+            elif what == "close":
+                for sink in list(self._sinks):
+                    self._guard(sink, sink.close)
+                return
+            else:
+                for sink in list(self._sinks):
+                    self._guard(sink, getattr(sink, what), payload)
+
+    def _guard(self, sink: Sink, call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:  # whatever a sink does, training goes on
+            self._failures[sink.name] = self._failures.get(sink.name, 0) + 1
+            in_a_row = self._in_a_row[sink.name] = self._in_a_row.get(sink.name, 0) + 1
+            cause = f"{type(error).__name__}: {error}"
+            self._tell_once(
+                f"sink:{sink.name}", "telemetry", f"the {sink.name} sink failed ({cause}); training goes on"
+            )
+            if in_a_row == GIVE_UP_AFTER and sink in self._sinks:
+                self._sinks.remove(sink)
+                text = f"the {sink.name} sink failed {GIVE_UP_AFTER} times in a row and is left alone"
+                self._tell_once(f"gave up:{sink.name}", "telemetry", text)
+        else:
+            self._in_a_row[sink.name] = 0

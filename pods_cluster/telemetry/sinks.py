@@ -1,0 +1,171 @@
+"""Where telemetry goes: JSON lines always, TensorBoard and Weights & Biases where asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.jsonl import JsonLinesWriter
+from pods_cluster.telemetry.record import Record
+
+
+class SinkUnavailable(Exception):
+    """A sink that was asked for needs a package that is not installed; the text names the extra."""
+
+
+class Sink(Protocol):
+    """Takes what the recorder was told, on the recorder's own thread. May raise: the recorder counts and goes on."""
+
+    name: str
+
+    def write_step(self, record: Record) -> None: ...
+
+    def write_event(self, event: Record) -> None: ...
+
+    def write_samples(self, groups: list[Record]) -> None: ...
+
+    def retry(self) -> None:
+        """Called now and then while nothing is written, and by `Recorder.flush`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """metrics.jsonl, events.jsonl and samples.jsonl of the run's folder."""
+
+    name = "jsonl"
+
+    def __init__(self, folder: RunFolder, on_warning: Callable[[str], None] | None = None) -> None:
+        self.metrics = JsonLinesWriter(folder.metrics, on_warning=on_warning)
+        self.events = JsonLinesWriter(folder.events, on_warning=on_warning)
+        self.samples = JsonLinesWriter(folder.samples, on_warning=on_warning)
+        self._writers = (self.metrics, self.events, self.samples)
+
+    def write_step(self, record: Record) -> None:
+        self.metrics.write(record)
+
+    def write_event(self, event: Record) -> None:
+        self.events.write(event)
+
+    def write_samples(self, groups: list[Record]) -> None:
+        for group in groups:
+            self.samples.write(group)
+
+    def write_marker(self, marker: Record) -> None:
+        """Take back the metrics and samples of steps above the marker's."""
+        self.metrics.write(marker)
+        self.samples.write(marker)
+
+    @property
+    def failed_writes(self) -> int:
+        return sum(writer.failed_writes for writer in self._writers)
+
+    @property
+    def dropped_lines(self) -> int:
+        return sum(writer.dropped_lines for writer in self._writers)
+
+    def retry(self) -> None:
+        for writer in self._writers:
+            writer.retry()
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def _require(module: str, package: str, extra: str, field: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SinkUnavailable(
+            f"{field}: the package {package!r} is not installed ({error}); "
+            f"pip install 'pods-cluster[{extra}]', or turn {field} off"
+        ) from None
+
+
+class TensorBoardSink:
+    """Scalars by metric name, events as text, under `<run>/tensorboard`. Raises SinkUnavailable when made."""
+
+    name = "tensorboard"
+
+    def __init__(self, folder: RunFolder, *, purge_after: int | None = None) -> None:
+        """`purge_after`: the step that a run is resumed from; TensorBoard hides what it had of later ones."""
+        _require("tensorboard", "tensorboard", "tensorboard", self.name)
+        module = _require("torch.utils.tensorboard", "tensorboard", "tensorboard", self.name)
+        purge_step = None if purge_after is None else purge_after + 1
+        self._writer = module.SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)
+
+    def write_step(self, record: Record) -> None:
+        for name, value in _scalars(record).items():
+            self._writer.add_scalar(name, value, global_step=record["step"], walltime=record["time"])
+        self._writer.flush()
+
+    def write_event(self, event: Record) -> None:
+        text = f"`{event['kind']}` {event['text']}"
+        self._writer.add_text("events", text, global_step=event.get("step") or 0, walltime=event["time"])
+
+    def write_samples(self, groups: list[Record]) -> None:
+        pass  # whole groups are read in samples.jsonl
+
+    def retry(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases under `<run>/wandb`; offline unless WANDB_MODE says otherwise. Raises SinkUnavailable."""
+
+    name = "wandb"
+
+    def __init__(
+        self, folder: RunFolder, config: Mapping[str, Any] | None = None, *, project: str = "pods-cluster"
+    ) -> None:
+        wandb = _require("wandb", "wandb", "wandb", self.name)
+        self._run = wandb.init(
+            project=project,
+            name=folder.name,
+            dir=str(folder.path),
+            config=dict(config or {}),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            # the recorder is one thread of a server process: no console capture, no code upload
+            settings=wandb.Settings(console="off", save_code=False, silent=True),
+        )
+        # steps may come in parts and, after a resume, again: W&B's own step only grows
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._run.dir)
+
+    def write_step(self, record: Record) -> None:
+        self._run.log({"step": record["step"], "elapsed": record["elapsed"], **_scalars(record)})
+
+    def write_event(self, event: Record) -> None:
+        if event.get("level") != "info":
+            self._run.alert(title=event["kind"], text=event["text"])
+
+    def write_samples(self, groups: list[Record]) -> None:
+        pass  # prompts and completions stay in the run's folder
+
+    def retry(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _scalars(record: Record) -> dict[str, float]:
+    """The metrics of a record that have a finite value."""
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in ("step", "time", "elapsed") and isinstance(value, (int, float))
+    }
