@@ -1,0 +1,32 @@
+# `make quickstart` shows the whole service on this machine; `make test` runs the tests. Nothing else is needed first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+
+.PHONY: quickstart test lint format docs clean
+
+$(STAMP): pyproject.toml requirements/cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $(STAMP)
+
+quickstart: $(STAMP)
+	$(BIN)/pods quickstart
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python -m pods_cluster.config.reference > docs/config.md
+	$(BIN)/python -m pods_cluster.telemetry.reference > docs/metrics.md
+
+clean:
+	rm -rf $(VENV) runs .cache

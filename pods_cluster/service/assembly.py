@@ -1,0 +1,131 @@
+"""One step's groups: issued, waited for, replaced where they teach nothing, until the step is full or given up."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from pods_cluster.config import Config
+from pods_cluster.data.stream import PromptStream
+from pods_cluster.service.ledger import Ledger
+from pods_cluster.service.numbers import Tally
+from pods_cluster.generation.records import Failure
+from pods_cluster.service.stages import Generators, Selector
+from pods_cluster.types import Fate, GroupId, Prompt, Selection
+
+POLL_SECONDS = 1.0
+"""How long one question to the selector waits; between two the workers' health is looked at."""
+
+
+class RunError(Exception):
+    """The run cannot go on; the text says what it waited for, or why it failed."""
+
+
+@dataclass(slots=True)
+class Assembler:
+    """Keeps the ledger's places filled and collects steps from the selector.
+
+    `out` are the prompts of groups that hold a place, for giving back. `notice` is told what a person should know.
+    """
+
+    config: Config
+    pool: Generators
+    selector: Selector
+    stream: PromptStream
+    ledger: Ledger
+    notice: Callable[[str, str], None]
+    stopping: Callable[[], bool]
+    on_failure: Callable[[Failure], Awaitable[None]]
+    on_selected: Callable[[Selection], Awaitable[None]]
+    """Sees a selection while the whole group still lies with its workers."""
+    out: dict[GroupId, Prompt] = field(default_factory=dict)
+    attempts: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    async def issue(self, count: int, version: int) -> None:
+        """Send `count` more prompts to the generators (as many as the ledger has room for)."""
+        count = min(count, self.ledger.room)
+        if count <= 0:
+            return
+        groups: list[tuple[GroupId, Prompt]] = []
+        for prompt in self.stream.next(count):
+            row = (prompt.epoch, prompt.row)
+            group = GroupId(*row, self.attempts[row])
+            self.attempts[row] += 1
+            self.ledger.issue(group, version)
+            self.out[group] = prompt
+            groups.append((group, prompt))
+        size = self.config.generator.rollouts_per_prompt
+        await self.selector.expect([(group, size) for group, _ in groups])
+        await self.pool.submit(groups)
+
+    def end(self, group: GroupId, fate: Fate) -> None:
+        """The group gives back its place."""
+        self.ledger.end(group, fate)
+        prompt = self.out.pop(group)
+        if fate not in (Fate.LOST, Fate.CANCELLED):
+            # the row will not be tried again this epoch; forget its attempts so that the table stays small
+            self.attempts.pop((prompt.epoch, prompt.row), None)
+
+    async def give_back(self, groups: list[GroupId], fate: Fate) -> None:
+        """End groups whose prompts are to be served again: their worker died, or the run stops."""
+        prompts = [self.out[group] for group in groups]
+        await self.selector.cancel(groups)
+        await self.pool.drop(groups)
+        for group in groups:
+            self.end(group, fate)
+        self.stream.give_back(prompts)
+
+    async def collect(self, version: int, tally: Tally) -> list[Selection]:
+        """The step's selections, at most `prompts_per_step`; fewer where replacements ran out, none when stopping.
+
+        Raises RunError when `run.step_timeout` passes without a full step.
+        """
+        want = self.config.learner.prompts_per_step
+        replacements = self.config.selector.max_replacements * want
+        selections: list[Selection] = []
+        deadline = time.monotonic() + self.config.run.step_timeout
+        while len(selections) < want and not self.stopping():
+            decision = await self.selector.collect(want - len(selections), version, POLL_SECONDS)
+            if decision.selections:
+                selections.extend(decision.selections)
+                tally.selected(decision.selections, decision.stats)
+                for selection in decision.selections:
+                    await self.on_selected(selection)
+                await self.pool.keep(decision.selections)
+            unserved = 0
+            for ended in decision.fates:
+                self.end(ended.group, ended.fate)
+                tally.ended(ended.fate, ended.stats)
+                replace = ended.fate is not Fate.NO_SIGNAL or self.config.selector.no_signal == "replace"
+                if replace and tally.replaced < replacements:
+                    tally.replaced += 1
+                    unserved += 1
+                else:
+                    want -= 1
+            if decision.fates:
+                await self.pool.drop([ended.group for ended in decision.fates])
+                await self.issue(unserved, version)
+            if not decision.selections and not decision.fates:
+                await self._look_after_workers(version)
+            if time.monotonic() > deadline:
+                raise RunError(self._overdue(len(selections), want))
+        return selections
+
+    async def _look_after_workers(self, version: int) -> None:
+        for failure in await self.pool.check():
+            lost = [group for group in failure.groups if group in self.out]
+            self.notice("worker_failed", f"{failure.worker}: {failure.cause}; {len(lost)} group(s) go to other workers")
+            await self.selector.mark_lost(failure.worker)
+            await self.give_back(lost, Fate.LOST)
+            await self.on_failure(failure)
+            await self.issue(len(lost), version)
+
+    def _overdue(self, got: int, want: int) -> str:
+        waiting = ", ".join(str(group) for group in list(self.ledger.out)[:8])
+        return (
+            f"run.step_timeout: {self.config.run.step_timeout:g} s passed and the step has {got} of {want} groups; "
+            f"waiting for {len(self.ledger.out) - got} group(s) ({waiting} …) on {len(self.pool.workers)} worker(s); "
+            f"raise run.step_timeout, lower generator.max_tokens or add generators"
+        )

@@ -1,0 +1,102 @@
+"""A Ray cluster to run on: the one that is there, or a local one that the command starts itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from pods_cluster.config import Config
+
+NAMESPACE = "pods"
+CONTROL_CPUS = 0.0
+"""Controller and selector wait far more than they compute; they ask Ray for no CPU of their own."""
+
+
+class ClusterError(Exception):
+    """The cluster cannot be reached, or is too small; the text says what is needed and what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the two pools ask of the cluster."""
+
+    cpus: float
+    gpus: float
+
+    @classmethod
+    def of(cls, config: Config, gpus_in_cluster: float) -> Demand:
+        generator, learner = config.generator, config.learner
+        return cls(
+            cpus=generator.workers * generator.cpus_per_worker + learner.workers * learner.cpus_per_worker,
+            gpus=generator.workers * generator_gpus(config, gpus_in_cluster)
+            + learner.workers * learner_gpus(config, gpus_in_cluster),
+        )
+
+
+def generator_gpus(config: Config, gpus_in_cluster: float) -> float:
+    """GPUs of one generator worker (see `generator.gpus_per_worker`)."""
+    asked = config.generator.gpus_per_worker
+    if asked is not None:
+        return asked
+    return float(config.generator.tensor_parallel) if config.generator.engine == "vllm" and gpus_in_cluster else 0.0
+
+
+def learner_gpus(config: Config, gpus_in_cluster: float) -> float:
+    """GPUs of one learner rank (see `learner.gpus_per_worker`)."""
+    asked = config.learner.gpus_per_worker
+    if asked is not None:
+        return asked
+    return 1.0 if gpus_in_cluster else 0.0
+
+
+def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:
+    """Connect to Ray and check that the pools fit. Returns the cluster's total resources.
+
+    Inside a Ray job or with RAY_ADDRESS set, that cluster is used; else a local one is started with as many CPU slots as the pools ask for (slots, not cores: on a laptop the pools take turns).
+    Raises ClusterError.
+    """
+    if not ray.is_initialized():
+        _initialise(config, quiet=quiet)
+    resources = ray.cluster_resources()
+    demand = Demand.of(config, resources.get("GPU", 0.0))
+    for kind, needed, unit in (("CPU", demand.cpus, "CPUs"), ("GPU", demand.gpus, "GPUs")):
+        there = resources.get(kind, 0.0)
+        if needed > there + 1e-6:
+            raise ClusterError(
+                f"the pools need {needed:g} {unit}, the cluster has {there:g} "
+                f"({config.generator.workers} generator(s), {config.learner.workers} learner rank(s)); "
+                f"lower generator.workers or learner.workers, or join more nodes to the cluster"
+            )
+    return resources
+
+
+def _initialise(config: Config, *, quiet: bool) -> None:
+    address = config.cluster.address
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": not quiet,
+        "logging_level": "warning",
+        "configure_logging": True,
+    }
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    remote = address not in ("auto", "local") or (address == "auto" and bool(os.environ.get("RAY_ADDRESS")))
+    try:
+        if remote:
+            ray.init(address=None if address == "auto" else address, **options)
+            return
+        # A cluster of its own must not be joined by, or join, one that a variable points to.
+        os.environ.pop("RAY_ADDRESS", None)
+        slots = max(os.cpu_count() or 1, int(Demand.of(config, 0.0).cpus + 0.999) + 1)
+        ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
+    except Exception as error:  # ray raises many kinds here; each means the same to the user
+        where = address if remote else "a local cluster"
+        hint = (
+            "check the address, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where the cluster asks for a token"
+            if remote
+            else "check free memory and disk, or set cluster.address"
+        )
+        raise ClusterError(f"cluster.address: {where} cannot be used ({error}); {hint}") from error
+

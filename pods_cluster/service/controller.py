@@ -1,0 +1,171 @@
+"""The controller: a named Ray actor that builds the stages of a run, drives its loop and answers about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pods_cluster.config import Config, dump_config
+from pods_cluster.data import load_eval, load_prompts, load_tokenizer
+from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.learning.group import LearnerGroup
+from pods_cluster.selection.actor import start_selector
+from pods_cluster.service import checkpoints
+from pods_cluster.service.cluster import NAMESPACE
+from pods_cluster.service.run import Run, RunError
+from pods_cluster.service.selector_handle import SelectorHandle
+from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.recorder import Feed, Recorder
+from pods_cluster.telemetry.summary import Summary, write_summary
+from pods_cluster.weights.broadcast import Broadcaster
+
+CLOSE_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+def actor_name(run: str, role: str, index: int = 0) -> str:
+    """Name of an actor of a run in the namespace `pods`."""
+    return f"{run}/{role}/{index}"
+
+
+class Controller:
+    """One run. `run` returns its summary when it is done or was stopped; the other calls answer meanwhile."""
+
+    def __init__(self, config: Config, resume: bool) -> None:
+        self.config = config
+        self._resume = resume
+        self._stop_reason: str | None = None
+        self._run: Run | None = None
+        self._starting: asyncio.Task[Any] | None = None
+        self._closing: list[Any] = []
+        # Everything that can be refused without starting a process is refused here.
+        self.tokenizer = load_tokenizer(config.model, light=True)
+        self.stream = load_prompts(config, self.tokenizer)
+        self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
+        text = dump_config(config)
+        make = RunFolder.resume if resume else RunFolder.create
+        self.folder = make(config.run.dir, config.run.name, text)
+        self.checkpoint = checkpoints.latest(self.folder.checkpoints) if resume else None
+        resumed_from = int(checkpoints.read_state(self.checkpoint)["step"]) if self.checkpoint else 0
+        self.recorder = Recorder.for_run(
+            self.folder,
+            resumed_from=resumed_from if resume else None,
+            tensorboard=config.run.tensorboard,
+            wandb=config.run.wandb,
+            config=config.model_dump(mode="json"),
+        )
+
+    async def run(self) -> Summary:
+        """The whole run. Raises what ended it; its processes are gone then either way."""
+        try:
+            self._starting = asyncio.ensure_future(self._start())
+            run = await self._starting
+            if self._stop_reason is not None:
+                run.stop(self._stop_reason)
+            await run.main()
+            return await self._summary(run)
+        except asyncio.CancelledError:
+            raise RunError(f"stopped while starting: {self._stop_reason or 'cancelled'}") from None
+        except BaseException as error:
+            self.recorder.event("failed", f"{type(error).__name__}: {error}", level="error")
+            raise
+        finally:
+            await self._close()
+
+    async def poll(self, cursor: int = 0) -> Feed:
+        """Steps and events since `cursor`."""
+        return self.recorder.poll(cursor)
+
+    async def stop(self, reason: str) -> None:
+        """End the run after what it is doing, its state saved; one that is still starting ends at once."""
+        self._stop_reason = reason
+        if self._run is not None:
+            self._run.stop(reason)
+        elif self._starting is not None:
+            self._starting.cancel()
+
+    async def _start(self) -> Run:
+        config, name = self.config, self.config.run.name
+        self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
+                            f"learner rank(s)")  # fmt: skip
+        selector = start_selector(
+            name,
+            rule=config.selector.rule,
+            m=config.selector.keep,
+            n=config.generator.rollouts_per_prompt,
+            seed=config.run.seed,
+            min_valid=config.selector.min_valid,
+            no_signal=config.selector.no_signal,
+            scope=config.learner.advantage.scope,
+            staleness=config.staleness,
+            rule_options=config.selector.options,
+        )
+        pool = GeneratorPool(config, selector)
+        learners = LearnerGroup(config)
+        self._closing = [pool, learners]
+        starts = [asyncio.ensure_future(pool.start()), asyncio.ensure_future(learners.start())]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            raise
+        run = Run(
+            config,
+            pool=pool,
+            selector=SelectorHandle(selector),
+            learners=learners,
+            publisher=Broadcaster(learners.handles, config.weights, name),
+            stream=self.stream,
+            held_out=list(self.held_out),
+            recorder=self.recorder,
+            folder=self.folder,
+        )
+        if self.checkpoint is not None:
+            await run.restore(self.checkpoint)
+        self._run = run
+        self.recorder.event("started", "all workers are up")
+        return run
+
+    async def _summary(self, run: Run) -> Summary:
+        reason = run.stop_reason
+        self.recorder.event("finished", f"stopped at step {run.step}: {reason}" if reason else f"done: {run.step} steps")
+        await asyncio.to_thread(self.recorder.flush)
+        return await asyncio.to_thread(write_summary, self.folder, status="stopped" if reason else "finished")
+
+    async def _close(self) -> None:
+        for stage in self._closing:
+            try:
+                await asyncio.wait_for(stage.close(), CLOSE_SECONDS)
+            except Exception as error:  # what is being thrown away may already be broken
+                log.warning("closing %s: %s", type(stage).__name__, error)
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(actor_name(self.config.run.name, "selector"), NAMESPACE))
+        await asyncio.to_thread(self.recorder.close)
+
+
+def start_controller(config: Config, *, resume: bool) -> Any:
+    """Start the controller of a run on this node. Raises RunError if a run of this name is alive on the cluster."""
+    name = actor_name(config.run.name, "controller")
+    try:
+        return (
+            ray.remote(Controller)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                num_cpus=0,
+                max_concurrency=64,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+            )
+            .remote(config, resume)
+        )
+    except ValueError as error:
+        raise RunError(
+            f"run.name: {config.run.name!r} is running on this cluster already; stop it, or choose another name"
+        ) from error

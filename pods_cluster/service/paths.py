@@ -1,0 +1,45 @@
+"""Local paths of a configuration made absolute, so that they mean the same in every process of the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pods_cluster.config import Config, build_config
+
+
+def absolute(config: Config) -> Config:
+    """The same configuration with every path that exists here, and `run.dir`, made absolute."""
+    tree: dict[str, Any] = config.model_dump(mode="json")
+    for section, field in (
+        (tree["model"], "path"),
+        (tree["model"], "chat_template"),
+        (tree["data"], "path"),
+        (tree["data"], "template"),
+        (tree["data"].get("eval") or {}, "path"),
+        (tree["learner"]["kl"], "reference"),
+    ):
+        value = section.get(field)
+        if isinstance(value, str) and "\n" not in value and "{" not in value and _exists(value):
+            section[field] = str(Path(value).expanduser().resolve())
+    for reward in tree["reward"]:
+        file, separator, function = reward["name"].rpartition(":")
+        if separator and file.endswith(".py") and _exists(file):
+            reward["name"] = f"{Path(file).expanduser().resolve()}:{function}"
+    tree["run"]["dir"] = str(Path(tree["run"]["dir"]).expanduser().resolve())
+    # built again from only what was set or changed, so that "was it set?" keeps its meaning
+    return build_config(_only_set(tree, config))
+
+
+def _only_set(tree: dict[str, Any], config: Config) -> dict[str, Any]:
+    tree = dict(tree)
+    if "eval" not in config.run.model_fields_set:
+        tree["run"] = {name: value for name, value in tree["run"].items() if name != "eval"}
+    return tree
+
+
+def _exists(value: str) -> bool:
+    try:
+        return Path(value).expanduser().exists()
+    except OSError:
+        return False

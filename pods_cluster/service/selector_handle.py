@@ -1,0 +1,42 @@
+"""The selector actor as the loop calls it: every call has a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pods_cluster.selection.assembly import Decision
+from pods_cluster.service.assembly import RunError
+from pods_cluster.types import GroupId
+
+CALL_SECONDS = 60.0
+"""The selector answers in milliseconds; one that does not in a minute is gone or stuck."""
+
+
+class SelectorHandle:
+    """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises RunError."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> None:
+        await self._call("expect", list(groups))
+
+    async def collect(self, want: int, version: int, timeout: float) -> Decision:
+        return await self._call("collect", want, version, timeout, extra=timeout)
+
+    async def mark_lost(self, worker: str) -> None:
+        await self._call("mark_lost", worker)
+
+    async def cancel(self, groups: Sequence[GroupId]) -> None:
+        await self._call("cancel", list(groups))
+
+    async def stats(self) -> dict[str, Any]:
+        return await self._call("stats")
+
+    async def _call(self, method: str, *args: Any, extra: float = 0.0) -> Any:
+        try:
+            return await asyncio.wait_for(getattr(self.handle, method).remote(*args), CALL_SECONDS + extra)
+        except TimeoutError:
+            raise RunError(f"the selector did not answer {method!r} within {CALL_SECONDS + extra:g} s") from None
