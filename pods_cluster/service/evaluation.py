@@ -34,7 +34,8 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
         correct = [flags for row in rows if (flags := _correct(row, config))]
         if correct:
             values["eval/sampled_accuracy"] = sum(sum(flags) / len(flags) for flags in correct) / len(correct)
-            values["eval/pass_at_k"] = sum(any(flags) for flags in correct) / len(correct)
+            if settings.samples > 1:
+                values["eval/pass_at_k"] = sum(any(flags) for flags in correct) / len(correct)
     return values | _means(rows)
 
 

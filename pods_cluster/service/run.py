@@ -147,6 +147,7 @@ class Run:
         await self.pool.drop([selection.group for selection in selections])
         values = {name: float(value) for name, value in result.metrics.items()}
         values |= {
+            "updates": float(result.updates),
             "rollouts/trained": float(result.trained_rollouts),
             "tokens/trained": float(result.trained_tokens),
             **{f"timing_s/{stage}": seconds for stage, seconds in result.seconds.items()},

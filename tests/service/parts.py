@@ -1,0 +1,235 @@
+"""Stages that need no processes, so that the loop itself can be tested: the real selector core, made-up rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pods_cluster.config import Config, parse_config
+from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.generation.records import EvalRow, Failure
+from pods_cluster.learning.group import StepResult
+from pods_cluster.selection.assembly import SelectorCore
+from pods_cluster.selection.group import SelectorSettings
+from pods_cluster.selection.registry import resolve
+from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
+from pods_cluster.weights.broadcast import PublishReport
+
+YAML = """
+model: {path: model}
+data: {path: data.jsonl, max_prompt_tokens: 8}
+reward: [{name: exact_match}]
+generator: {engine: paced, rollouts_per_prompt: 8, max_tokens: 8}
+selector: {keep: 4}
+learner: {prompts_per_step: 4, tokens_per_microbatch: 64}
+run: {name: loop, steps: 3, samples_every: 0, export: false, checkpoint: {every: 0}}
+"""
+
+
+def loop_config(*overrides: str) -> Config:
+    return parse_config(YAML, overrides)
+
+
+class Stream:
+    """Rows 0, 1, 2, … without end; what is given back comes first."""
+
+    def __init__(self) -> None:
+        self.served: list[int] = []
+        self.returned: list[Prompt] = []
+        self.dropped = 0
+        self._next = 0
+
+    def next(self, count: int) -> list[Prompt]:
+        prompts = []
+        for _ in range(count):
+            if self.returned:
+                prompts.append(self.returned.pop(0))
+            else:
+                prompts.append(Prompt(0, self._next, f"row {self._next}", (1, 2)))
+                self._next += 1
+            self.served.append(prompts[-1].row)
+        return prompts
+
+    def give_back(self, prompts: Sequence[Prompt]) -> None:
+        self.returned.extend(prompts)
+
+    def state(self, in_flight: Sequence[Prompt] = ()) -> dict[str, Any]:
+        return {"next": self._next, "returned": [prompt.row for prompt in [*self.returned, *in_flight]]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._next = state["next"]
+        self.returned = [Prompt(0, row, f"row {row}", (1, 2)) for row in state["returned"]]
+
+
+class CoreSelector:
+    """The real selector core, called directly."""
+
+    def __init__(self, config: Config) -> None:
+        selector = config.selector
+        self.core = SelectorCore(
+            SelectorSettings(
+                resolve(selector.rule, selector.options),
+                selector.keep,
+                config.run.seed,
+                selector.min_valid,
+                selector.no_signal,
+                config.learner.advantage.scope,
+            )
+        )
+        self.staleness = config.staleness
+
+    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> None:
+        for group, size in groups:
+            self.core.expect(group, size)
+
+    async def collect(self, want: int, version: int, timeout: float) -> Any:
+        return self.core.collect(want, version, self.staleness)
+
+    async def mark_lost(self, worker: str) -> None:
+        self.core.mark_lost(worker)
+
+    async def cancel(self, groups: Sequence[GroupId]) -> None:
+        self.core.cancel(groups)
+
+
+Rewards = Callable[[GroupId, int], float]
+
+
+@dataclass
+class Pool:
+    """Finishes every group at once with `rewards(group, index)`, except those that `hold` says to keep unfinished."""
+
+    selector: CoreSelector
+    size: int
+    rewards: Rewards
+    hold: Callable[[GroupId], bool] = lambda group: False
+    version: int = -1
+    handles: dict[str, Any] = field(default_factory=lambda: {"loop/generator/0": object()})
+    failures: list[Failure] = field(default_factory=list)
+    dropped: list[GroupId] = field(default_factory=list)
+    held: list[GroupId] = field(default_factory=list)
+    submitted: dict[GroupId, int] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        return self.handles
+
+    async def submit(self, groups: Sequence[tuple[GroupId, Prompt]]) -> None:
+        for group, _ in groups:
+            self.submitted[group] = self.version
+            if self.hold(group):
+                self.held.append(group)
+            else:
+                self.finish(group)
+
+    def finish(self, group: GroupId) -> None:
+        n = self.size
+        self.selector.core.add(
+            GroupShard(
+                group,
+                next(iter(self.handles)),
+                n,
+                2,
+                np.arange(n, dtype=np.int32),
+                np.array([self.rewards(group, index) for index in range(n)], dtype=np.float64),
+                np.full(n, 3, dtype=np.int32),
+                np.full(n, self.submitted[group], dtype=np.int32),
+                np.full(n, self.submitted[group], dtype=np.int32),
+                np.zeros(n, dtype=np.bool_),
+                np.zeros(n, dtype=np.bool_),
+            )
+        )
+
+    async def keep(self, selections: Sequence[Selection]) -> None:
+        pass
+
+    async def drop(self, groups: Sequence[GroupId]) -> None:
+        self.dropped.extend(groups)
+
+    async def sample(self, group: GroupId) -> list[Rollout]:
+        return []
+
+    async def evaluate(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> list[EvalRow]:
+        return []
+
+    async def check(self) -> list[Failure]:
+        failures, self.failures = self.failures, []
+        for failure in failures:
+            self.handles.pop(failure.worker, None)
+        return failures
+
+    async def fail(self, worker: str, cause: str) -> list[Failure]:
+        self.handles.pop(worker, None)
+        return [Failure(worker, cause, [])]
+
+    async def replace(self, worker: str) -> str:
+        name = f"loop/generator/{int(worker.rsplit('/', 1)[1]) + 1}"
+        self.handles[name] = object()
+        return name
+
+    async def stats(self) -> PoolStats:
+        return PoolStats({})
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Learners:
+    """Remembers what it was given to train; `lose` names groups that it reports as lost."""
+
+    lose: Callable[[GroupId], bool] = lambda group: False
+    steps: list[list[Selection]] = field(default_factory=list)
+    loaded: Path | None = None
+
+    async def train(self, selections: list[Selection], step: int) -> StepResult:
+        self.steps.append(list(selections))
+        lost = [selection.group for selection in selections if self.lose(selection.group)]
+        trained = [selection for selection in selections if selection.group not in lost]
+        rollouts = sum(len(selection) for selection in trained)
+        return StepResult(
+            metrics={"loss": 0.0},
+            trained=[selection.group for selection in trained],
+            lost=lost,
+            trained_rollouts=rollouts,
+            lost_rollouts=0,
+            trained_tokens=3 * rollouts,
+            total_tokens=5 * rollouts,
+            received_bytes=0,
+            updates=1 if trained else 0,
+            seconds={"fetch": 0.0, "update": 0.01},
+        )
+
+    async def save(self, path: Path) -> None:
+        path.mkdir(parents=True)
+
+    async def load(self, path: Path) -> None:
+        self.loaded = path
+
+    async def export(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Publisher:
+    """Every worker takes every version, except those that `fails(version, worker)` names."""
+
+    pool: Pool
+    fails: Callable[[int, str], bool] = lambda version, worker: False
+    published: list[int] = field(default_factory=list)
+
+    async def publish(self, version: int, workers: Mapping[str, Any]) -> PublishReport:
+        self.published.append(version)
+        self.pool.version = version
+        failed = {worker: "did not answer" for worker in workers if self.fails(version, worker)}
+        return PublishReport(version, 0.01, 100, failed, False, 1)
+
+    async def catch_up(self, version: int, name: str, worker: Any) -> PublishReport:
+        return PublishReport(version, 0.01, 100, {}, True, 1)

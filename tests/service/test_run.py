@@ -1,0 +1,209 @@
+"""The loop with the real selector core and made-up rollouts: fates, replacements, staleness, failures, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pods_cluster.config import Config, dump_config
+from pods_cluster.generation.records import Failure
+from pods_cluster.service import assembly, checkpoints
+from pods_cluster.service.run import Run, RunError
+from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.types import Fate, GroupId
+
+from .parts import CoreSelector, Learners, Pool, Publisher, Stream, loop_config
+
+
+def varied(group: GroupId, index: int) -> float:
+    return float(index % 2)
+
+
+class Loop:
+    """A run and its parts."""
+
+    def __init__(self, config: Config, tmp_path: Path, rewards: Callable[[GroupId, int], float] = varied) -> None:
+        self.selector = CoreSelector(config)
+        self.pool = Pool(self.selector, config.generator.rollouts_per_prompt, rewards)
+        self.learners = Learners()
+        self.publisher = Publisher(self.pool)
+        self.stream = Stream()
+        self.folder = RunFolder.create(tmp_path, config.run.name, dump_config(config))
+        self.recorder = Recorder.for_run(self.folder, strict=True)
+        self.run = Run(
+            config,
+            pool=self.pool,
+            selector=self.selector,
+            learners=self.learners,
+            publisher=self.publisher,
+            stream=cast(Any, self.stream),
+            held_out=[],
+            recorder=self.recorder,
+            folder=self.folder,
+        )
+
+    def main(self) -> None:
+        try:
+            asyncio.run(self.run.main())
+        finally:
+            self.recorder.close()
+
+    @property
+    def fates(self) -> dict[Fate, int]:
+        return dict(self.run.ledger.fates)
+
+    def trained_rows(self) -> list[int]:
+        return [selection.group.row for step in self.learners.steps for selection in step]
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(assembly, "POLL_SECONDS", 0.01)
+
+
+def test_each_step_trains_its_prompts_once_on_the_newest_weights(tmp_path: Path):
+    loop = Loop(loop_config(), tmp_path)
+    loop.main()
+    assert loop.trained_rows() == list(range(12))
+    assert loop.publisher.published == [0, 1, 2, 3]
+    assert loop.fates == {Fate.TRAINED: 12}
+    for step, selections in enumerate(loop.learners.steps):
+        assert all((selection.first_versions == step).all() for selection in selections)
+        assert all(len(selection) == 4 for selection in selections)
+
+
+def test_a_group_without_signal_is_replaced_by_another_prompt(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
+    loop.main()
+    assert [len(step) for step in loop.learners.steps] == [4, 4]
+    assert loop.trained_rows() == [0, 2, 3, 4, 5, 6, 7, 8]
+    assert loop.fates == {Fate.TRAINED: 8, Fate.NO_SIGNAL: 1}
+
+
+def test_drop_makes_the_step_smaller(tmp_path: Path):
+    config = loop_config("run.steps=1", "selector.no_signal=drop")
+    loop = Loop(config, tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
+    loop.main()
+    assert loop.trained_rows() == [0, 2, 3]
+
+
+def test_keep_trains_groups_without_signal(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=1", "selector.no_signal=keep"), tmp_path, lambda group, index: 1.0)
+    loop.main()
+    assert loop.trained_rows() == [0, 1, 2, 3]
+
+
+def test_replacements_are_bounded_and_a_run_without_signal_ends(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=50", "selector.max_replacements=2"), tmp_path, lambda group, index: 1.0)
+    with pytest.raises(RunError, match=r"no group to train on.*5th step in a row"):
+        loop.main()
+    # four prompts and eight replacements a step, five steps
+    assert loop.fates == {Fate.NO_SIGNAL: 60}
+    assert loop.learners.steps == []
+
+
+def test_missing_rewards_never_train(tmp_path: Path):
+    def rewards(group: GroupId, index: int) -> float:
+        if group.row == 0 and index < 6:
+            return math.nan
+        return float(index % 2)
+
+    loop = Loop(loop_config("run.steps=1"), tmp_path, rewards)
+    loop.main()
+    assert loop.fates == {Fate.TRAINED: 4, Fate.TOO_FEW_VALID: 1}
+    assert loop.trained_rows() == [1, 2, 3, 4]
+    record = loop.folder.read_metrics()[-1]
+    assert record["rollouts/excluded"] == 6
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_no_rollout_older_than_the_bound_is_trained(tmp_path: Path, staleness: int):
+    loop = Loop(loop_config(f"staleness={staleness}", "run.steps=8"), tmp_path)
+    loop.main()
+    ages = [
+        version - first
+        for version, selections in enumerate(loop.learners.steps)
+        for selection in selections
+        for first in selection.first_versions
+    ]
+    assert max(ages) == staleness
+    assert sorted(loop.trained_rows()) == list(range(32))
+    assert not loop.run.ledger.out
+
+
+def test_groups_of_a_dead_worker_are_made_again(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.pool.hold = lambda group: group.attempt == 0 and group.row == 2
+    loop.pool.failures = [Failure("loop/generator/0", "died: killed", [GroupId(0, 2)])]
+    loop.main()
+    assert sorted(loop.trained_rows()) == list(range(8))
+    assert loop.fates == {Fate.TRAINED: 8, Fate.LOST: 1}
+    assert list(loop.pool.handles) == ["loop/generator/1"]
+    kinds = [event["kind"] for event in loop.folder.read_events()]
+    assert "worker_failed" in kinds
+    assert "worker_replaced" in kinds
+
+
+def test_a_worker_that_takes_no_weights_is_replaced(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.publisher.fails = lambda version, worker: version == 1 and worker == "loop/generator/0"
+    loop.main()
+    assert list(loop.pool.handles) == ["loop/generator/1"]
+    assert sorted(loop.trained_rows()) == list(range(8))
+
+
+def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.learners.lose = lambda group: group.row == 3 and group.attempt == 0
+    loop.main()
+    trained = [group for group in loop.trained_rows()]
+    assert trained.count(3) == 2  # once handed over and lost, once trained
+    assert loop.fates == {Fate.TRAINED: 7, Fate.LOST: 1}
+
+
+def test_a_step_that_never_fills_ends_with_what_it_waits_for(tmp_path: Path):
+    loop = Loop(loop_config("run.step_timeout=0.1"), tmp_path)
+    loop.pool.hold = lambda group: group.row == 1
+    with pytest.raises(RunError, match=r"run\.step_timeout: 0\.1 s passed and the step has 3 of 4 groups"):
+        loop.main()
+
+
+def test_stop_saves_a_state_that_serves_every_prompt_once(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=10", "staleness=1"), tmp_path)
+    train = loop.learners.train
+
+    async def train_then_stop(selections: Any, step: int) -> Any:
+        if step == 1:
+            loop.run.stop("Ctrl-C")
+        return await train(selections, step)
+
+    loop.learners.train = train_then_stop  # type: ignore[method-assign]
+    loop.main()
+    saved = checkpoints.latest(loop.folder.checkpoints)
+    assert saved is not None
+    state = checkpoints.read_state(saved)
+    assert state["step"] == 2
+    trained = loop.trained_rows()
+    again = sorted(state["stream"]["returned"])
+    assert sorted(trained + again) == list(range(state["stream"]["next"]))
+    assert loop.fates[Fate.CANCELLED] == len(again)
+
+
+def test_a_restored_run_goes_on_where_it_stopped(tmp_path: Path):
+    first = Loop(loop_config("run.steps=2"), tmp_path / "a")
+    first.main()
+    saved = checkpoints.latest(first.folder.checkpoints)
+    assert saved is not None
+    second = Loop(loop_config("run.steps=4"), tmp_path / "b")
+    asyncio.run(second.run.restore(saved))
+    second.main()
+    assert second.learners.loaded == saved / "learner"
+    assert second.publisher.published[0] == 2  # weights go out before the first rollout
+    assert second.trained_rows() == list(range(8, 16))
+    assert second.fates == {Fate.TRAINED: 16}
