@@ -1,0 +1,213 @@
+"""From shards to a step's selections: which groups are complete, what each comes to, and who is handed over.
+
+Pure: no ray, no clock. Every group that is expected gets exactly one fate, reported exactly once: as a selection or a
+fate of a `Decision`, or by `cancel`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pods_cluster.selection.group import Evaluation, GroupAssembler, SelectorSettings, ShardError
+from pods_cluster.selection.stats import GroupStats
+from pods_cluster.selection.wire import pack_selections, pack_stats, unpack_selections, unpack_stats
+from pods_cluster.types import Fate, GroupId, GroupShard, Selection
+
+__all__ = ["Decision", "GroupAssembler", "GroupFate", "GroupStats", "SelectorCore", "SelectorSettings", "ShardError"]
+
+MAX_FATES = 4096
+"""Fates in one decision; further ones follow in the next."""
+REMEMBERED = 65536
+"""Groups whose fate is remembered, so that a second announcement of one is caught."""
+
+
+@dataclass(slots=True)
+class GroupFate:
+    """What became of a group that is not trained on, and its numbers."""
+
+    group: GroupId
+    fate: Fate
+    stats: GroupStats
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a step gets: `selections` oldest first, `stats` parallel to them, and the `fates` of groups with none.
+
+    `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `more_fates` did not
+    fit in. `timed_out`: the poll's time ended. `superseded`: a later poll has taken over, this one brings nothing.
+    """
+
+    selections: list[Selection] = field(default_factory=list)
+    stats: list[GroupStats] = field(default_factory=list)
+    fates: list[GroupFate] = field(default_factory=list)
+    ready: int = 0
+    incomplete: int = 0
+    more_fates: int = 0
+    timed_out: bool = False
+    superseded: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fates = [(tuple(fate.group), fate.fate.value, pack_stats(fate.stats)) for fate in self.fates]
+        stats = [pack_stats(stats) for stats in self.stats]
+        rest = (self.ready, self.incomplete, self.more_fates, self.timed_out, self.superseded)
+        return _unpack, (pack_selections(self.selections), stats, fates, rest)
+
+
+def _unpack(selections: tuple[Any, ...], stats: list[Any], fates: list[Any], rest: tuple[Any, ...]) -> Decision:
+    return Decision(
+        unpack_selections(selections),
+        [unpack_stats(values) for values in stats],
+        [GroupFate(GroupId(*group), Fate(fate), unpack_stats(values)) for group, fate, values in fates],
+        *rest,
+    )
+
+
+class SelectorCore:
+    """Holds the groups between generation and learning."""
+
+    def __init__(self, settings: SelectorSettings) -> None:
+        self.settings = settings
+        self.fate_counts: Counter[Fate] = Counter()
+        self.ignored: Counter[str] = Counter()
+        self._groups: dict[GroupId, GroupAssembler] = {}
+        self._unevaluated: dict[GroupId, None] = {}
+        self._trainable: dict[GroupId, Evaluation] = {}
+        self._fates: deque[GroupFate] = deque()
+        self._past: dict[GroupId, None] = {}
+        self._basis: tuple[int, int] | None = None
+        self._issued = 0
+
+    def expect(self, group: GroupId, size: int, order: int | None = None) -> None:
+        """Announce a group of `size` rollouts before any of it is generated; shards of unknown groups are ignored.
+
+        `order` is its place in the order of issue (default: that of the calls). Raises ValueError for a size below 1,
+        or a group that is already expected or has had its fate (another attempt at a row has its own group id).
+        """
+        group = GroupId(*group)
+        if size < 1:
+            raise ValueError(f"size: {size} rollouts of group {group}; a group has at least 1")
+        if group in self._groups or group in self._past:
+            state = "is expected already" if group in self._groups else "has had its fate"
+            raise ValueError(f"group: {group} {state}; issue the row again under its next attempt number")
+        self._issued = max(self._issued, self._issued if order is None else order) + 1
+        self._groups[group] = GroupAssembler(group, size, self._issued - 1 if order is None else order)
+
+    def add(self, shard: GroupShard) -> None:
+        """Take in a shard. Rollouts that are here already and shards of groups not expected are only counted.
+
+        Raises `ShardError` for a shard that contradicts itself or its group.
+        """
+        held = self._groups.get(shard.group)
+        if held is None:
+            self.ignored["unknown_group_rollouts"] += len(shard.indices) + shard.lost
+            return
+        ignored = held.add(shard)
+        if ignored:
+            self.ignored["duplicate_rollouts"] += ignored
+        if held.complete:
+            self._evaluate_again(held.group)
+
+    def mark_lost(self, worker: str) -> int:
+        """A worker is gone, and with it every finished rollout that it held: how many of groups not yet handed over.
+
+        Rollouts that it had not reported are for the pool to report, as `lost` of a shard.
+        """
+        lost = 0
+        for held in self._groups.values():
+            gone = held.lose(worker)
+            if gone and held.complete:
+                self._evaluate_again(held.group)
+            lost += gone
+        return lost
+
+    def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:
+        """Give up groups that have no fate yet, and return those; later shards of them are ignored."""
+        cancelled = []
+        for group in groups:
+            held = self._groups.get(group)
+            if held is not None:
+                cancelled.append(GroupFate(held.group, Fate.CANCELLED, held.stats()))
+                self._finish(held.group, Fate.CANCELLED)
+        return cancelled
+
+    def ready(self, learner_version: int, staleness: int) -> tuple[int, int]:
+        """How many groups could be trained at this version, and how many fates wait to be reported.
+
+        Raises `RuleError` when the rule fails on a group; the group is held and the next call raises again.
+        """
+        if self._basis != (learner_version, staleness):
+            self._basis = (learner_version, staleness)
+            oldest = learner_version - staleness
+            for group, evaluation in list(self._trainable.items()):
+                if evaluation.stats.n_stale or evaluation.stats.oldest_version < oldest:
+                    self._evaluate_again(group)
+        while self._unevaluated:
+            group = next(iter(self._unevaluated))
+            evaluation = self._groups[group].evaluate(self.settings, learner_version, staleness)
+            del self._unevaluated[group]
+            if evaluation.selection is None:
+                self._fates.append(GroupFate(group, evaluation.fate, evaluation.stats))
+                self._finish(group, evaluation.fate)
+            else:
+                self._trainable[group] = evaluation
+        return len(self._trainable), len(self._fates)
+
+    def oldest_ready(self, want: int) -> int:
+        """How many of the `want` oldest groups without a fate are trainable (by the last call of `ready`)."""
+        return len(self._oldest_trainable(want))
+
+    def collect(
+        self, want: int, learner_version: int, staleness: int, *, partial: bool = True, oldest_only: bool = False
+    ) -> Decision:
+        """Assemble a step: at most `want` selections, oldest group first, and the fates known.
+
+        A rollout is trained only if learner_version - its first version <= staleness; the selection of each group is
+        made over those that pass. `partial=False` hands over all `want` or none; `oldest_only` takes none from beyond
+        the `want` oldest groups, so that a group of long rollouts is not overtaken. A group in `selections` has left
+        the selector.
+        """
+        self.ready(learner_version, staleness)
+        if oldest_only:
+            chosen = self._oldest_trainable(want)
+        else:
+            chosen = heapq.nsmallest(want, self._trainable, key=lambda group: self._groups[group].order)
+        if len(chosen) < want and not partial:
+            chosen = []
+        decision = Decision()
+        for group in chosen:
+            evaluation = self._trainable[group]
+            assert evaluation.selection is not None
+            decision.selections.append(evaluation.selection)
+            decision.stats.append(evaluation.stats)
+            self._finish(group, Fate.TRAINED)
+        while self._fates and len(decision.fates) < MAX_FATES:
+            decision.fates.append(self._fates.popleft())
+        decision.ready, decision.more_fates = len(self._trainable), len(self._fates)
+        decision.incomplete = len(self._groups) - decision.ready
+        return decision
+
+    def expected(self) -> list[GroupId]:
+        """Groups without a fate, in the order of issue."""
+        return sorted(self._groups, key=lambda group: self._groups[group].order)
+
+    def _oldest_trainable(self, want: int) -> list[GroupId]:
+        oldest = heapq.nsmallest(want, self._groups.values(), key=lambda held: held.order)
+        return [held.group for held in oldest if held.group in self._trainable]
+
+    def _evaluate_again(self, group: GroupId) -> None:
+        self._trainable.pop(group, None)
+        self._unevaluated[group] = None
+
+    def _finish(self, group: GroupId, fate: Fate) -> None:
+        del self._groups[group]
+        self._trainable.pop(group, None)
+        self._unevaluated.pop(group, None)
+        self._past[group] = None
+        if len(self._past) > REMEMBERED:
+            del self._past[next(iter(self._past))]
+        self.fate_counts[fate] += 1

@@ -1,0 +1,115 @@
+"""When a group's selection can gain nothing more, although rollouts of it are unfinished.
+
+`max_variance` with rewards in a known range [low, high]: the variance of m values in that range is greatest with
+floor(m/2) of them at one end and ceil(m/2) at the other (Popoviciu's bound for m points). Once a group holds that
+many, whatever is still being generated is of no use. While it does not, one more reward at an end always raises the
+variance, since variance is strictly convex in each value: the condition is exact.
+
+Two ways to use it. Aborting the unfinished rollouts favours short ones, which finish first. Waves issue n in
+portions, wait for each portion whole, and stop between them: what is trained on does not depend on length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SettledCondition = Callable[..., bool]
+"""`(finished rewards, m, low, high, tolerance) -> bool`."""
+
+ROUNDING = 1e-9
+"""Share of the range by which a reward may miss an end and still lie at it: weighted sums of rewards are rounded."""
+
+
+def check_range(low: float, high: float, tolerance: float = 0.0) -> None:
+    """Raises ValueError unless low < high are finite and 0 <= tolerance < (high - low) / 2."""
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ValueError(f"reward range: [{low}, {high}] must be two finite numbers, the lower one first")
+    if not 0 <= tolerance < (high - low) / 2:
+        raise ValueError(
+            f"selector.tolerance: {tolerance} must be at least 0 and less than half the reward range [{low}, {high}]"
+        )
+
+
+def is_settled(
+    rewards: NDArray[np.float64] | Sequence[float], m: int, low: float, high: float, tolerance: float = 0.0
+) -> bool:
+    """Whether `max_variance` over the finished `rewards` can gain nothing from any further reward in [low, high].
+
+    NaN and infinite rewards do not count. A reward within `tolerance` of an end counts as that end; the kept variance
+    is then at least (1 - 2 tolerance / (high - low))^2 of the greatest possible. Raises ValueError for a bad range,
+    or a reward outside it: a range that does not hold would stop groups that could still gain.
+    """
+    check_range(low, high, tolerance)
+    values = np.asarray(rewards, dtype=np.float64)
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return False
+    slack = ROUNDING * (high - low)
+    if values.min() < low - slack or values.max() > high + slack:
+        outside = values[(values < low - slack) | (values > high + slack)][0]
+        raise ValueError(
+            f"reward: {outside} lies outside its declared range [{low}, {high}]; correct the range of the reward"
+        )
+    at_low = int(np.count_nonzero(values <= low + tolerance + slack))
+    at_high = int(np.count_nonzero(values >= high - tolerance - slack))
+    return min(at_low, at_high) >= m // 2 and max(at_low, at_high) >= (m + 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class WaveDecision:
+    """After a portion: `issue` is the size of the next one (0: none); `settled` whether the group stopped early."""
+
+    issue: int
+    settled: bool
+
+
+def plan_waves(n: int, m: int, waves: int) -> tuple[int, ...]:
+    """Portions in which n rollouts are issued: near-equal, each at least 1, the first at least m (less cannot settle).
+
+    Raises ValueError unless 2 <= m <= n and waves >= 1.
+    """
+    if not 2 <= m <= n:
+        raise ValueError(f"selector.keep: {m} must be at least 2 and at most n = {n}")
+    if waves < 1:
+        raise ValueError(f"selector.waves: {waves} must be at least 1")
+    first = min(n, max(m, -(-n // waves)))
+    rest = n - first
+    portions = min(waves - 1, rest)
+    if waves == 1 or rest == 0:
+        return (n,)
+    base, extra = divmod(rest, portions)
+    return (first, *(base + (i < extra) for i in range(portions)))
+
+
+def after_wave(
+    portions: Sequence[int],
+    issued: int,
+    rewards: NDArray[np.float64] | Sequence[float],
+    m: int,
+    low: float,
+    high: float,
+    *,
+    tolerance: float = 0.0,
+    condition: SettledCondition = is_settled,
+) -> WaveDecision:
+    """What to do once all rollouts of the first portions, `issued` in sum, have come back (or failed).
+
+    `rewards` holds every one of them, NaN where there is no valid reward: deciding on a part would favour the short.
+    Raises ValueError when `issued` is not the end of a portion or `rewards` are not as many.
+    """
+    ends = np.cumsum(portions)
+    (at,) = np.nonzero(ends == issued)
+    if len(at) == 0:
+        raise ValueError(f"issued: {issued} is not the end of a portion of {tuple(portions)}")
+    if len(rewards) != issued:
+        raise ValueError(
+            f"rewards: {len(rewards)} of the {issued} rollouts issued are given; wait for the portion to end"
+        )
+    if condition(rewards, m, low, high, tolerance):
+        return WaveDecision(0, settled=issued < int(ends[-1]))
+    following = int(at[0]) + 1
+    return WaveDecision(int(portions[following]) if following < len(portions) else 0, settled=False)

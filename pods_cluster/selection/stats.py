@@ -1,0 +1,144 @@
+"""Numbers about one group that outlive it: what telemetry and the ratio of rollouts to updates are made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pods_cluster.selection.select import Outcome, moments
+from pods_cluster.types import Fate
+
+Mask = NDArray[np.bool_] | None
+"""Some rollouts of a group, [size]; None for all of them."""
+
+
+@dataclass(slots=True)
+class GroupStats:
+    """Counts in rollouts, lengths in completion tokens, deviations sample ones; NaN where there is nothing to average.
+
+    `size` = `n_finished` + `n_lost` + `n_pending`; `n_finished` = `n_valid` + `n_nan` + `n_infinite` + `n_aborted` +
+    `n_stale`. `n_valid` could be trained on; `n_stale` finished but too old for the step (their rewards are not
+    looked at further); `n_pending` is above 0 only for a cancelled group. `reward_*` are over all finite rewards of
+    finished rollouts, stale ones included; `kept_*` over the kept, `stale_*` over the stale.
+    """
+
+    size: int
+    n_finished: int = 0
+    n_valid: int = 0
+    n_nan: int = 0
+    n_infinite: int = 0
+    n_aborted: int = 0
+    n_stale: int = 0
+    n_lost: int = 0
+    n_pending: int = 0
+    n_kept: int = 0
+    no_signal: bool = False
+    reward_mean: float = math.nan
+    reward_std: float = math.nan
+    kept_mean: float = math.nan
+    kept_std: float = math.nan
+    tokens: int = 0
+    length_mean: float = math.nan
+    length_max: int = 0
+    kept_tokens: int = 0
+    kept_length_mean: float = math.nan
+    kept_length_max: int = 0
+    stale_length_mean: float = math.nan
+    truncated_share: float = math.nan
+    kept_truncated_share: float = math.nan
+    prompt_tokens: int = 0
+    oldest_version: int = -1
+    kept_oldest_version: int = -1
+    parts_mean: dict[str, float] = field(default_factory=dict)
+    kept_parts_mean: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def n_excluded(self) -> int:
+        """Finished rollouts without a reward that selection can use."""
+        return self.n_nan + self.n_infinite + self.n_aborted
+
+
+class Numbers(Protocol):
+    """What is known of a group's rollouts, by index ([size])."""
+
+    size: int
+    prompt_tokens: int
+    reported_lost: int
+    n_finished: int
+    n_gone: int
+    rewards: NDArray[np.float64]
+    lengths: NDArray[np.int32]
+    first_versions: NDArray[np.int32]
+    truncated: NDArray[np.bool_]
+    parts: dict[str, NDArray[np.float64]]
+
+
+def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outcome: Outcome | None) -> GroupStats:
+    """Count and average. `fresh` are among the `usable`, those among the `finished`; `outcome` is of the fresh."""
+    n, n_finished = group.size, group.n_finished
+    stats = GroupStats(size=n, n_finished=n_finished, prompt_tokens=group.prompt_tokens)
+    stats.n_pending = max(0, n - n_finished - group.n_gone - group.reported_lost)
+    stats.n_lost = n - n_finished - stats.n_pending
+    if n_finished == 0:
+        return stats
+    n_usable = n_finished if usable is None else int(np.count_nonzero(usable))
+    n_fresh = n_finished if fresh is None else int(np.count_nonzero(fresh))
+    stats.n_aborted = n_finished - n_usable
+    stats.n_stale = n_usable - n_fresh
+    rewards = _of(group.rewards, fresh)
+    stats.n_valid = outcome.n_valid if outcome is not None else int(np.count_nonzero(np.isfinite(rewards)))
+    if stats.n_valid < n_fresh:
+        stats.n_infinite = int(np.count_nonzero(np.isinf(rewards)))
+        stats.n_nan = n_fresh - stats.n_valid - stats.n_infinite
+    if outcome is not None and stats.n_valid == n_finished:
+        stats.reward_mean, stats.reward_std = outcome.group_mean, outcome.group_std
+    else:
+        rewards = _of(group.rewards, finished)
+        stats.reward_mean, stats.reward_std, _ = moments(rewards[np.isfinite(rewards)])
+    stats.tokens, stats.length_mean, stats.length_max = _lengths(_of(group.lengths, finished))
+    stats.truncated_share = int(np.count_nonzero(_of(group.truncated, finished))) / n_finished
+    stats.oldest_version = _least(_of(group.first_versions, finished))
+    stats.parts_mean = {name: _mean(_of(values, finished)) for name, values in group.parts.items()}
+    if stats.n_stale and usable is not None and fresh is not None:
+        stats.stale_length_mean = float(group.lengths[usable & ~fresh].mean())
+    if outcome is not None and len(outcome.kept):
+        _add_kept(stats, group, outcome)
+    return stats
+
+
+def _add_kept(stats: GroupStats, group: Numbers, outcome: Outcome) -> None:
+    kept = outcome.kept
+    stats.n_kept = len(kept)
+    stats.no_signal = outcome.fate is Fate.NO_SIGNAL
+    stats.kept_mean, stats.kept_std = outcome.kept_mean, outcome.kept_std
+    stats.kept_tokens, stats.kept_length_mean, stats.kept_length_max = _lengths(group.lengths[kept])
+    stats.kept_truncated_share = int(np.count_nonzero(group.truncated[kept])) / len(kept)
+    stats.kept_oldest_version = _least(group.first_versions[kept])
+    stats.kept_parts_mean = {name: _mean(values[kept]) for name, values in group.parts.items()}
+
+
+def _of(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
+    return values if mask is None else values[mask]
+
+
+def _least(values: NDArray[np.int32]) -> int:
+    return int(values[values.argmin()])
+
+
+def _lengths(lengths: NDArray[np.int32]) -> tuple[int, float, int]:
+    """Sum, mean and maximum; the sum in 64 bits."""
+    total = int(np.add.reduce(lengths, dtype=np.int64))
+    return total, total / len(lengths), int(lengths[lengths.argmax()])
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Mean of the finite values; NaN without any."""
+    mean = float(np.add.reduce(values)) / len(values)
+    if math.isfinite(mean):
+        return mean
+    values = values[np.isfinite(values)]
+    return float(np.add.reduce(values)) / len(values) if len(values) else math.nan
