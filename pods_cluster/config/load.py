@@ -52,7 +52,7 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a run's YAML file and apply overrides: `a.b=value`, the value in YAML, list items by index (`reward.0.weight=2`).
+    """Read a run's YAML file and apply overrides: `a.b=value`, in YAML; list items by index (`reward.0.weight=2`).
 
     Raises ConfigError: a file that cannot be read, or every field that is wrong, in one message.
     """

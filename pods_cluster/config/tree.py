@@ -59,8 +59,8 @@ class Config(Section):
             )
         if self.learner.prompts_per_step * m < self.learner.workers * self.learner.updates_per_batch:
             raise ValueError(
-                f"learner.prompts_per_step x selector.keep = {self.learner.prompts_per_step * m} rollouts a step cannot "
-                f"be split over learner.workers x learner.updates_per_batch = "
+                f"learner.prompts_per_step x selector.keep = {self.learner.prompts_per_step * m} rollouts a step "
+                f"cannot be split over learner.workers x learner.updates_per_batch = "
                 f"{self.learner.workers * self.learner.updates_per_batch}; raise prompts_per_step or lower the others"
             )
         if self.learner.updates_per_batch > self.learner.prompts_per_step:
@@ -96,8 +96,8 @@ class Config(Section):
             )
         if self.learner.advantage.scope == "group":
             raise ValueError(
-                f"selector.settle: {self.selector.settle} leaves rollouts unfinished, so learner.advantage.scope: group "
-                f"has no whole group to average over; use scope: kept or settle: off"
+                f"selector.settle: {self.selector.settle} leaves rollouts unfinished, so learner.advantage.scope: "
+                f"group has no whole group to average over; use scope: kept or settle: off"
             )
         waves, n = self.selector.waves, self.generator.rollouts_per_prompt
         if self.selector.settle == "waves" and waves > n:

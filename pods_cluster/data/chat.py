@@ -1,0 +1,81 @@
+"""Chat templates rendered with jinja2 alone, by the rules that Hugging Face tokenizers render them with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Put behind a final message that the model is to continue; the text is cut there, so that no end-of-turn follows.
+_CUT = "\x00continue-here\x00"
+
+
+class ChatTemplateError(ValueError):
+    """A template that is not valid, or that refuses the conversation."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}` marks assistant tokens for training; for a prompt it is transparent."""
+
+    tags: ClassVar[set[str]] = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool = False,
+) -> str:
+    """The conversation as the template writes it. `special_tokens`: bos_token, eos_token, … as texts.
+
+    Raises ChatTemplateError: a syntax error, or a template's own refusal (roles that it does not take).
+    """
+    chat = [dict(message) for message in messages]
+    if continue_final_message:
+        chat[-1]["content"] = chat[-1]["content"] + _CUT
+    try:
+        text = _compile(template).render(
+            messages=chat, tools=None, documents=None, add_generation_prompt=add_generation_prompt, **special_tokens
+        )
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        raise ChatTemplateError(str(error)) from error
+    if not continue_final_message:
+        return text
+    head, mark, _ = text.rpartition(_CUT)
+    if not mark:
+        raise ChatTemplateError("the template leaves out the final message, so it cannot be continued")
+    return head
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    return environment.from_string(template)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Jinja's own filter escapes HTML; a prompt must not be."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)

@@ -1,0 +1,86 @@
+"""A slow second look at a JSON file that the `datasets` library could not read: its fault, or its rows."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from pathlib import Path
+from typing import Any
+
+
+def first_fault(path: Path) -> str | None:
+    """Where and why the file is no table of JSON objects (`line 3: …`), or None when plain JSON finds no fault."""
+    try:
+        return _array_fault(path) if _is_array(path) else _lines_fault(path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether the whole file is UTF-8: the library's reader lets bad bytes pass, and they fail when a row is read."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def read_objects(path: Path) -> list[dict[str, Any]] | None:
+    """The rows of a file without a fault (lines, or an array); None when it is one document that is no table."""
+    if _is_array(path):
+        return json.loads(path.read_bytes())
+    if path.suffix == ".json" and _is_one_document(path):
+        return None
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def _is_array(path: Path) -> bool:
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                return line.lstrip().startswith(b"[") and path.suffix == ".json"
+    return False
+
+
+def _lines_fault(path: Path) -> str | None:
+    pretty = path.suffix == ".json" and _is_one_document(path)
+    if pretty:
+        return None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line.decode("utf-8").rstrip("\r\n"))
+            except UnicodeDecodeError as error:
+                return f"line {number} is not UTF-8 ({error.reason} at byte {error.start})"
+            except json.JSONDecodeError as error:
+                return f"line {number} is not valid JSON ({error.msg}, column {error.colno})"
+            if not isinstance(value, dict):
+                return f"line {number} holds a {type(value).__name__}, not an object with columns"
+    return None
+
+
+def _is_one_document(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except ValueError:
+        return False
+
+
+def _array_fault(path: Path) -> str | None:
+    try:
+        values = json.loads(path.read_bytes().decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 ({error.reason} at byte {error.start})"
+    except json.JSONDecodeError as error:
+        return f"line {error.lineno} is not valid JSON ({error.msg}, column {error.colno})"
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            return f"item {index} holds a {type(value).__name__}, not an object with columns"
+    return None

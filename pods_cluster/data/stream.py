@@ -1,0 +1,231 @@
+"""The stream of training prompts: seeded, resumable, each row once an epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pods_cluster.data.errors import DataError
+from pods_cluster.data.source import Rows
+from pods_cluster.types import GroupId, Prompt
+
+Render = Callable[[int, int, Mapping[str, Any]], Prompt]
+
+_STREAM = 0x70726F6D70740000  # sets the order apart from every other use of the run's seed
+_SAMPLED_ROWS = 32
+
+
+def epoch_order(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
+    """A permutation of `rows` row indices: a pure function of its arguments.
+
+    It sorts raw output of PCG64, which NumPy keeps stable across releases (`Generator.permutation` it does not), so a
+    run resumes in the same order after an upgrade.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_STREAM, epoch)))
+    return np.argsort(bits.random_raw(rows), kind="stable")
+
+
+def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
+    """Number of rows, columns, and a hash of rows spread evenly from the first to the last."""
+    picked = np.unique(np.linspace(0, len(rows) - 1, num=min(len(rows), _SAMPLED_ROWS)).astype(int)).tolist()
+    digest = hashlib.sha256()
+    for index in picked:
+        digest.update(json.dumps(dict(rows[index]), sort_keys=True, default=_plain).encode())
+    return {"rows": len(rows), "columns": sorted(rows.column_names), "sample": digest.hexdigest()[:32]}
+
+
+class PromptStream:
+    """Prompts in a seeded order, epoch after epoch; over-long ones are dropped and counted.
+
+    Invariant: over any interleaving of `next`, `give_back`, `state` and `restore`, each (epoch, row) is served exactly
+    once, a prompt that was given back not counting as served. Rows are rendered and tokenised when they are served.
+    """
+
+    def __init__(self, rows: Rows, render: Render, *, seed: int, max_prompt_tokens: int, shuffle: bool = True) -> None:
+        """Raises DataError when there are no rows."""
+        if not len(rows):
+            raise DataError("data.path: the dataset holds no rows; give one with rows")
+        self.rows = rows
+        self.render = render
+        self.seed = seed
+        self.shuffle = shuffle
+        self.max_prompt_tokens = max_prompt_tokens
+        self.fingerprint = dataset_fingerprint(rows)
+        self.epoch = 0
+        """Epoch of the next fresh row."""
+        self.served = 0
+        """Prompts handed out, less those given back."""
+        self.dropped = 0
+        """Over-long prompts met so far; the same row counts once in each epoch."""
+        self._position = 0  # rows of this epoch's order that are behind us
+        self._fits = 0  # of those, rows that were short enough
+        self._shortest = 0  # tokens of the shortest over-long prompt of an epoch without any that fits
+        self._returned: deque[tuple[int, int]] = deque()
+        self._order = self._order_of(0)
+
+    def __len__(self) -> int:
+        """Rows in an epoch, over-long ones included."""
+        return len(self.rows)
+
+    @property
+    def position(self) -> int:
+        """Rows of this epoch that were served or dropped."""
+        return self._position
+
+    @property
+    def returned(self) -> int:
+        """Prompts that were given back and wait to be served again."""
+        return len(self._returned)
+
+    def next(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, those given back first; runs on into the next epoch.
+
+        Raises DataError when a whole epoch holds no prompt within the limit, and RowError for a row that is no prompt;
+        the prompts taken before it are then given back.
+        """
+        if count < 1:
+            raise ValueError(f"count: {count} prompts cannot be taken; ask for 1 or more")
+        taken: list[Prompt] = []
+        try:
+            while len(taken) < count:
+                taken.append(self._again() if self._returned else self._fresh())
+        except Exception:
+            self._returned.extendleft((prompt.epoch, prompt.row) for prompt in reversed(taken))
+            raise
+        self.served += count
+        return taken
+
+    def give_back(self, prompts: Iterable[Prompt | GroupId]) -> None:
+        """Take back prompts whose groups were cancelled: they are served again, first, under their epoch and row.
+
+        Raises ValueError for one that was never served or is back already; then none is taken back.
+        """
+        places = [(item.epoch, item.row) for item in prompts]
+        self._check_served(places)
+        self._returned.extend(places)
+        self.served -= len(places)
+
+    def state(self, in_flight: Iterable[Prompt | GroupId] = ()) -> dict[str, Any]:
+        """Where the stream stands, as JSON-able values.
+
+        `in_flight`: prompts that are out and untrained; in the state (not in this stream) they count as given back, so
+        that a resumed run serves them again.
+        """
+        flying = [(item.epoch, item.row) for item in in_flight]
+        self._check_served(flying)
+        return {
+            "version": 1,
+            "dataset": dict(self.fingerprint),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epoch": self.epoch,
+            "position": self._position,
+            "fits": self._fits,
+            "shortest": self._shortest,
+            "served": self.served - len(flying),
+            "dropped": self.dropped,
+            "returned": [list(place) for place in (*self._returned, *flying)],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`. Raises DataError, changing nothing, when it is of another dataset or order."""
+        try:
+            self._check_same(state)
+            epoch, position = int(state["epoch"]), int(state["position"])
+            fits, shortest = int(state["fits"]), int(state["shortest"])
+            served, dropped = int(state["served"]), int(state["dropped"])
+            returned = [(int(e), int(row)) for e, row in state["returned"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"resume: the prompt stream's state is damaged ({error!r}); use an older checkpoint"
+            ) from error
+        within = epoch >= 0 and 0 <= position <= len(self) and 0 <= fits <= position
+        if not within or any(not (0 <= e <= epoch and 0 <= row < len(self)) for e, row in returned):
+            raise DataError(
+                f"resume: the prompt stream's state is damaged (epoch {epoch}, position {position} of {len(self)}, "
+                f"{len(returned)} given back); use an older checkpoint"
+            )
+        self._order = self._order_of(epoch)
+        self.epoch, self._position, self._fits, self._shortest = epoch, position, fits, shortest
+        self.served, self.dropped = served, dropped
+        self._returned = deque(returned)
+
+    def _again(self) -> Prompt:
+        epoch, row = self._returned[0]
+        prompt = self.render(epoch, row, self.rows[row])
+        self._returned.popleft()
+        return prompt
+
+    def _fresh(self) -> Prompt:
+        while True:
+            if self._position == len(self):
+                self._turn_over()
+            row = int(self._order[self._position])
+            prompt = self.render(self.epoch, row, self.rows[row])
+            # behind us only now: a row that cannot be rendered is met again, not skipped in silence
+            self._position += 1
+            tokens = len(prompt.token_ids)
+            if tokens <= self.max_prompt_tokens:
+                self._fits += 1
+                return prompt
+            self.dropped += 1
+            self._shortest = min(self._shortest or tokens, tokens)
+
+    def _turn_over(self) -> None:
+        if not self._fits:
+            raise DataError(
+                f"data.max_prompt_tokens: {self.max_prompt_tokens} is less than the shortest of all {len(self)} "
+                f"prompts, which has {self._shortest} tokens; raise it, or choose other rows"
+            )
+        self.epoch += 1
+        self._position = self._fits = self._shortest = 0
+        self._order = self._order_of(self.epoch)
+
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        return epoch_order(self.seed, epoch, len(self)) if self.shuffle else np.arange(len(self))
+
+    def _check_served(self, places: list[tuple[int, int]]) -> None:
+        current = [row for epoch, row in places if epoch == self.epoch]
+        passed = self._order[: self._position]
+        behind = set(passed[np.isin(passed, current)].tolist()) if current else set()
+        back = set(self._returned)
+        for place in places:
+            epoch, row = place
+            served = row in behind if epoch == self.epoch else 0 <= epoch < self.epoch and 0 <= row < len(self)
+            if not served or place in back:
+                reason = "is back already" if served else "was never served"
+                raise ValueError(f"prompt (epoch {epoch}, row {row}) {reason}, so it cannot be given back")
+            back.add(place)
+
+    def _check_same(self, state: Mapping[str, Any]) -> None:
+        if state.get("version") != 1:
+            raise DataError(
+                f"resume: the prompt stream's state has version {state.get('version')!r}; this release reads version 1"
+            )
+        was, now = state["dataset"], self.fingerprint
+        if was != now:
+            part = next(name for name in ("rows", "columns", "sample") if was.get(name) != now[name])
+            told = "the rows' contents" if part == "sample" else f"{part} {was.get(part)} then, {now[part]} now"
+            raise DataError(
+                f"data.path: the dataset is not the one that the run was started with ({told} differ); "
+                f"restore the dataset, or start a new run (another run.name)"
+            )
+        for field, name in (("run.seed", "seed"), ("data.shuffle", "shuffle")):
+            if state[name] != getattr(self, name):
+                raise DataError(
+                    f"{field}: {getattr(self, name)} gives another order of prompts than the run was started with "
+                    f"({state[name]}); set it back, or start a new run (another run.name)"
+                )
+
+
+def _plain(value: Any) -> str:
+    """A stable text for values that JSON has none for."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else type(value).__name__

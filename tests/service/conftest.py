@@ -1,0 +1,46 @@
+"""A tiny model with its tokenizer and data, as the quickstart makes them but untrained."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.task import make_splits, write_jsonl
+from pods_cluster.quickstart.tokenizer import build_tokenizer
+
+# One thread a process: the pools share few cores, and OpenMP threads that spin on them slow everything down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass(frozen=True)
+class Made:
+    model: Path
+    train: Path
+    test: Path
+
+    def overrides(self, runs: Path) -> list[str]:
+        return [
+            f"model.path={self.model}",
+            f"data.path={self.train}",
+            f"data.eval.path={self.test}",
+            f"run.dir={runs}",
+        ]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("made")
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    model = build_model(ModelSize(), tokenizer, seed=0)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    splits = make_splits(seed=0)
+    write_jsonl(splits.train[:256], folder / "train.jsonl")
+    write_jsonl(splits.test[:32], folder / "test.jsonl")
+    return Made(folder / "model", folder / "train.jsonl", folder / "test.jsonl")

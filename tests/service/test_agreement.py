@@ -1,0 +1,114 @@
+"""Both ends hold the same weights: by fingerprint, by log-probabilities, and token for token against a fresh load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pods_cluster.config import Config, load_config
+from pods_cluster.data import load_prompts, load_tokenizer
+from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.learning.group import LearnerGroup
+from pods_cluster.selection.actor import start_selector
+from pods_cluster.service.demo import CONFIG
+from pods_cluster.service.selector_handle import SelectorHandle
+from pods_cluster.types import GroupId, SamplingParams
+from pods_cluster.weights.broadcast import Broadcaster
+from pods_cluster.weights.fingerprint import difference
+
+from .conftest import Made
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    ray.init(address="local", num_cpus=8, namespace="pods", include_dashboard=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize(("zero_stage", "ranks"), [(1, 1), (3, 2)])
+def test_after_updates_engine_and_learner_are_one_model(
+    cluster: None, made: Made, tmp_path: Path, zero_stage: int, ranks: int
+):
+    reward = Path(__file__).parent / "rewards.py"
+    config = load_config(
+        CONFIG,
+        [
+            *made.overrides(tmp_path),
+            f"run.name=agree-{zero_stage}",
+            f"reward.0.name={reward}:even_digits",
+            f"learner.workers={ranks}",
+            f"learner.zero_stage={zero_stage}",
+            "learner.prompts_per_step=4",
+            "learner.learning_rate=1e-3",
+            "generator.workers=2",
+            "generator.rollouts_per_prompt=8",
+            "generator.temperature=0.7",
+            "weights.bucket_megabytes=0.5",
+        ],
+    )
+    asyncio.run(_check(config, tmp_path / "export"))
+
+
+async def _check(config: Config, export: Path) -> None:
+    selector = start_selector(
+        config.run.name, rule=config.selector.rule, m=config.selector.keep, n=config.generator.rollouts_per_prompt, seed=0
+    )
+    pool, learners = GeneratorPool(config, selector), LearnerGroup(config)
+    try:
+        await asyncio.gather(pool.start(), learners.start())
+        stream = load_prompts(config, load_tokenizer(config.model))
+        broadcaster = Broadcaster(learners.handles, config.weights, config.run.name)
+        assert not (await broadcaster.publish(0, pool.workers)).failed
+        handle = SelectorHandle(selector)
+        for step in range(2):
+            prompts = stream.next(config.learner.prompts_per_step)
+            groups = [(GroupId(prompt.epoch, prompt.row), prompt) for prompt in prompts]
+            await handle.expect([(group, config.generator.rollouts_per_prompt) for group, _ in groups])
+            await pool.submit(groups)
+            selections: list[Any] = []
+            while len(selections) < len(groups):
+                selections += (await handle.collect(len(groups) - len(selections), step, 30.0)).selections
+            result = await learners.train(selections, step)
+            assert result.lost == []
+            assert result.trained_rollouts == len(groups) * config.selector.keep
+            # The engine's log-probabilities are the learner's: same weights, same temperature, same tokens.
+            assert result.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+            assert not (await broadcaster.publish(step + 1, pool.workers)).failed
+        sent = await asyncio.gather(*(rank.weights_fingerprints.remote() for rank in learners.handles))
+        for worker in pool.workers.values():
+            assert difference(sent[0], await worker.fingerprints.remote()) == ""
+        pairs = [(prompt.token_ids, (3, 4, 5, 6)) for prompt in stream.next(3)]
+        expected = await learners.score(pairs, config.generator.temperature)
+        for worker in pool.workers.values():
+            got = await worker.score.remote(pairs, config.generator.temperature)
+            torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), atol=1e-5, rtol=1e-5)
+        await learners.export(export)
+        await _equals_fresh_load(pool, stream, export)
+    finally:
+        await pool.close()
+        await learners.close()
+        ray.kill(selector)
+
+
+async def _equals_fresh_load(pool: GeneratorPool, stream: Any, export: Path) -> None:
+    """Greedy decoding on the pool's weights against transformers' own on the exported checkpoint."""
+    prompts = stream.next(6)
+    rows = await pool.evaluate(prompts, SamplingParams(temperature=0.0, max_tokens=6), 1)
+    model = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    for prompt, row in zip(prompts, rows, strict=True):
+        ids = torch.tensor([prompt.token_ids])
+        with torch.no_grad():
+            output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
+        expected = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        assert row.samples[0].text == expected
