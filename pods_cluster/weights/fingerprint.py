@@ -1,0 +1,133 @@
+"""Fingerprints of tensors: proof that both ends of a transfer hold the same bytes at the same places.
+
+A tensor is read as little-endian 64-bit words. Word w at position i becomes mix(w xor i * c), a bijective mixer
+(splitmix64's finalizer: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014); the fingerprint
+is the sum of the mixed words mod 2^64, with dtype and shape before it. One flipped bit always changes it, and moved
+words change it up to a chance of about 2^-64. A plain weighted sum would not do: words that differ in their top bit
+alone (the sign of a bfloat16) could swap places unseen. Integer arithmetic only, so CPU and GPU agree exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Words a pass: on a CPU the temporaries stay in the cache, on a GPU a pass should fill the card.
+_CPU_WORDS = 1 << 15
+_GPU_WORDS = 1 << 24
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_POSITION = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """Of the tensor's bytes, dtype and shape, e.g. `bfloat16[2,3]:01f3…`; the same on every device."""
+    return _render(tensor, int(_word_sum(tensor).item()))
+
+
+def fingerprints(tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> dict[str, str]:
+    """By name. The sums of one device come to the host in one copy; a tensor is read before the next is asked for."""
+    import torch
+
+    named = cast("Iterable[tuple[str, Tensor]]", tensors.items() if isinstance(tensors, Mapping) else tensors)
+    heads: list[tuple[str, str, str, torch.Size]] = []
+    sums: list[Tensor] = []
+    for name, tensor in named:
+        heads.append((name, str(tensor.device), _dtype_name(tensor), tensor.shape))
+        sums.append(_word_sum(tensor))
+    values: dict[int, int] = {}
+    for device in {head[1] for head in heads}:
+        rows = [row for row, head in enumerate(heads) if head[1] == device]
+        values.update(zip(rows, torch.stack([sums[row] for row in rows]).tolist(), strict=True))
+    return {name: _format(dtype, shape, int(values[row])) for row, (name, _device, dtype, shape) in enumerate(heads)}
+
+
+def combined(parts: Mapping[str, str]) -> str:
+    """One short fingerprint (16 hex digits) of named ones, whatever their order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(parts):
+        digest.update(f"{len(name)}:{name}={parts[name]};".encode())
+    return digest.hexdigest()
+
+
+def difference(sent: Mapping[str, str], held: Mapping[str, str], *, limit: int = 5) -> str:
+    """What differs between the sender's fingerprints and an engine's: the first `limit` tensors by name; '' if nothing.
+
+    Every sent tensor must be held with the same fingerprint. A tensor held but not sent must equal some sent one: it is
+    a tied copy, and a stale one computes with old weights.
+    """
+    problems: list[str] = []
+    known = set(sent.values())
+    for name, value in sent.items():
+        other = held.get(name)
+        if other is None:
+            problems.append(f"{name}: sent, not held by the engine")
+        elif other != value:
+            problems.append(f"{name}: sent {value}, held {other}")
+    problems += [
+        f"{name}: held ({value}) but equal to nothing that was sent (a stale tied copy?)"
+        for name, value in held.items()
+        if name not in sent and value not in known
+    ]
+    if not problems:
+        return ""
+    more = f"; and {len(problems) - limit} more" if len(problems) > limit else ""
+    head = "1 tensor differs: " if len(problems) == 1 else f"{len(problems)} tensors differ: "
+    return head + "; ".join(problems[:limit]) + more
+
+
+def _word_sum(tensor: Tensor) -> Tensor:
+    """Sum of the mixed words as a 0-dimensional int64 tensor on the tensor's device."""
+    import torch
+
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    size = data.numel()
+    whole = size - size % 8
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    if whole:
+        body = data[:whole]
+        if body.storage_offset() % 8 or body.data_ptr() % 8:
+            body = body.clone()
+        words = body.view(torch.int64)
+        step = _CPU_WORDS if data.device.type == "cpu" else _GPU_WORDS
+        places = torch.arange(min(step, len(words)), dtype=torch.int64, device=data.device).mul_(_POSITION)
+        for start in range(0, len(words), step):
+            total += _mixed_sum(words[start : start + step], places, start)
+    if size % 8:
+        tail = torch.zeros(8, dtype=torch.uint8, device=data.device)
+        tail[: size % 8] = data[whole:]
+        place = torch.zeros(1, dtype=torch.int64, device=data.device)
+        total += _mixed_sum(tail.view(torch.int64), place, whole // 8)
+    return total
+
+
+def _mixed_sum(words: Tensor, places: Tensor, start: int) -> Tensor:
+    """`places` holds i * c for i = 0..; int64 arithmetic wraps, and >> is arithmetic, hence the masks."""
+    offset = _signed(start * _POSITION % (1 << 64))
+    mixed = (places[: len(words)] + offset).bitwise_xor_(words)
+    mixed.bitwise_xor_((mixed >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
+    mixed.bitwise_xor_((mixed >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
+    mixed.bitwise_xor_((mixed >> 31).bitwise_and_((1 << 33) - 1))
+    return mixed.sum()
+
+
+def _render(tensor: Tensor, value: int) -> str:
+    return _format(_dtype_name(tensor), tensor.shape, value)
+
+
+def _format(dtype: str, shape: Iterable[int], value: int) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]:{value % (1 << 64):016x}"
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,118 @@
+"""The generator's end: join a broadcast group, take one full version bucket by bucket."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pods_cluster.weights import wire
+from pods_cluster.weights.transport import Closed, Deadline, Pending, TransferGroup, first_line, join
+from pods_cluster.weights.types import (
+    Invitation,
+    TensorSpec,
+    WeightLoadError,
+    WeightTransferError,
+    WeightUpdate,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Sink = Callable[[list[tuple[TensorSpec, "Tensor"]]], None]
+"""Takes one bucket: tensors in the update's order, views that are valid during the call only (on the CPU with gloo)."""
+
+
+def make_receiver(invitation: Invitation, device: torch.device | None = None) -> Receiver:
+    """Join the group; blocks until all met. Raises WeightTransferError, at the invitation's deadline at the latest."""
+    receiver = Receiver(invitation, device)
+    receiver.connect()
+    return receiver
+
+
+class Receiver:
+    """A member of one broadcast group. `close` may come from any thread, at any time.
+
+    A failed group is of no use any more: after any WeightTransferError the receiver is closed.
+    """
+
+    def __init__(self, invitation: Invitation, device: torch.device | None = None) -> None:
+        self.invitation = invitation
+        self._device = device
+        self._closed = Closed()
+        self._group: TransferGroup | None = None
+
+    def connect(self) -> None:
+        """Blocks until all met, at most `invitation.timeout` seconds. Raises WeightTransferError."""
+        group = join(self.invitation, self._closed, self._device)
+        self._group = group
+        if self._closed:
+            group.close()
+            raise WeightTransferError(f"weights group {self.invitation.name}: closed during its rendezvous")
+
+    def receive(self, update: WeightUpdate, sink: Sink) -> None:
+        """Take all buckets of `update`, handing each to `sink` in this thread while the next one travels.
+
+        Raises WeightLoadError when `sink` raises, else WeightTransferError (a peer gone, `close`, the deadline). A
+        watchdog closes the group soon after the deadline, whatever this thread is stuck in.
+        """
+        group = self._group
+        if group is None or self._closed:
+            raise WeightTransferError(f"weights group {self.invitation.name}: not connected")
+        watchdog = threading.Timer(update.timeout + 0.2, self.close)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            self._receive(group, update, sink, Deadline(update.timeout))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            watchdog.cancel()
+
+    def _receive(self, group: TransferGroup, update: WeightUpdate, sink: Sink, deadline: Deadline) -> None:
+        import torch
+
+        if group.checks_updates:
+            self._check_digest(group, update, deadline)
+        largest = wire.largest_bucket(update)
+        buffers = [torch.empty(largest, dtype=torch.uint8, device=group.device) for _ in update.buckets[:2]]
+        views = [buffers[turn % 2][: wire.bucket_bytes(update, bucket)] for turn, bucket in enumerate(update.buckets)]
+        coming: Pending | None = group.start(views[0], deadline) if views else None
+        for turn, (start, stop) in enumerate(update.buckets):
+            assert coming is not None
+            coming.wait(deadline)
+            # The other buffer is free: its bucket was loaded in the last round.
+            coming = group.start(views[turn + 1], deadline) if turn + 1 < len(views) else None
+            if self._closed:
+                raise WeightTransferError(f"weights group {self.invitation.name}: closed")
+            try:
+                sink(wire.unpack(views[turn], update.tensors[start:stop]))
+            except WeightTransferError:
+                raise
+            except Exception as error:
+                names = f"{update.tensors[start].name} … {update.tensors[stop - 1].name}"
+                raise WeightLoadError(f"version {update.version}, bucket {names}: {first_line(error)}") from error
+        if deadline.over:
+            raise WeightTransferError(
+                f"version {update.version}: loaded, but only after its deadline of {update.timeout:g} s"
+            )
+
+    def _check_digest(self, group: TransferGroup, update: WeightUpdate, deadline: Deadline) -> None:
+        import torch
+
+        sent = torch.empty(wire.DIGEST_BYTES, dtype=torch.uint8, device=group.device)
+        group.start(sent, deadline).wait(deadline)
+        if bytes(sent.tolist()) != wire.digest(update):
+            raise WeightTransferError(
+                f"weights group {self.invitation.name}: the learner sends another update than version {update.version} "
+                "as it was announced here"
+            )
+
+    def close(self) -> None:
+        """Leave; a `connect` or `receive` in another thread raises soon. Safe to call twice."""
+        self._closed.set()
+        group = self._group
+        if group is not None:
+            group.close()

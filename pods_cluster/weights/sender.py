@@ -1,0 +1,185 @@
+"""The learner's end: every rank gathers the parameters in step, rank 0 sends them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pods_cluster.weights import wire
+from pods_cluster.weights.fingerprint import fingerprints
+from pods_cluster.weights.transport import (
+    Closed,
+    Deadline,
+    Listener,
+    Pending,
+    TransferGroup,
+    call_within,
+    listen,
+    local_address,
+)
+from pods_cluster.weights.types import (
+    TensorSpec,
+    WeightSource,
+    WeightTransferError,
+    WeightUpdate,
+    plan_buckets,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_FINGERPRINT_BUCKET = 256 * 2**20
+
+
+class WeightSender:
+    """Lives in each learner rank; holds at most one broadcast group (rank 0).
+
+    `host` is the address that receivers reach this rank by (the node's routable one); left out, that of the default
+    route. `device` is the GPU that NCCL sends from. `open`, `connect`, `send` and `fingerprints` belong to the rank's
+    own thread; `close` may come from another one while `connect` or `send` waits, and ends that wait.
+    """
+
+    def __init__(
+        self, source: WeightSource, rank: int, host: str | None = None, device: torch.device | None = None
+    ) -> None:
+        self._source = source
+        self._rank = rank
+        self._host = host
+        self._device = device
+        self._listener: Listener | None = None
+        self._name = ""
+        self._receivers = 0
+        self._group: TransferGroup | None = None
+        self._buffers: list[Tensor] = []
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return self._source.specs()
+
+    def open(self, transport: str, name: str, receivers: int, timeout: float) -> tuple[str, int]:
+        """Rank 0: leave the old group and listen for `receivers` ranks of a new one; returns where (host, port)."""
+        self._require_rank_0("open")
+        if receivers < 1:
+            raise ValueError(f"receivers: {receivers} is below 1")
+        self.close()
+        host = self._host or local_address()
+        what = f"weights group {name}: to listen on {host}"
+        listener = call_within(lambda: listen(transport, host, self._device), Deadline(timeout), Closed(), what)
+        self._listener, self._name, self._receivers = listener, name, receivers
+        return listener.host, listener.port
+
+    def connect(self, timeout: float) -> None:
+        """Rank 0: meet the receivers. Raises WeightTransferError, at the deadline at the latest, listening no more."""
+        self._require_rank_0("connect")
+        listener = self._listener
+        if listener is None:
+            raise WeightTransferError("connect: nothing is open; call open first")
+        try:
+            group = listener.meet(self._name, self._receivers, timeout)
+        except WeightTransferError:
+            self.close()
+            raise
+        self._group = group
+        if self._listener is not listener:  # closed in the meantime, from another thread
+            self.close()
+            raise WeightTransferError(f"weights group {self._name}: closed during its rendezvous")
+
+    def send(self, update: WeightUpdate) -> None:
+        """All ranks: gather every bucket of `update`; rank 0 sends each while the next is gathered.
+
+        Whatever becomes of the sending, every rank takes part in every gather: a failure (WeightTransferError, on rank
+        0 only) is raised after the last one, and the group is closed then.
+        """
+        if self._rank != 0:
+            for start, stop in update.buckets:
+                self._source.gather(start, stop)
+            return
+        transfer = _Transfer(self._group, update, self._buffers)
+        failure: WeightTransferError | None = None
+        try:
+            transfer.begin()
+        except WeightTransferError as error:
+            failure = error
+        for turn, (start, stop) in enumerate(update.buckets):
+            tensors = self._source.gather(start, stop)
+            if failure is None:
+                try:
+                    transfer.send(turn, tensors)
+                except WeightTransferError as error:
+                    failure = error
+            del tensors
+        if failure is None:
+            try:
+                transfer.finish()
+            except WeightTransferError as error:
+                failure = error
+        if failure is not None:
+            self.close()
+            raise failure
+        self._buffers = transfer.buffers if transfer.on_cpu else []
+
+    def fingerprints(self) -> dict[str, str]:
+        """All ranks: gather everything; the parameters' fingerprints by name on rank 0, {} on the others."""
+        specs = self._source.specs()
+        found: dict[str, str] = {}
+        for start, stop in plan_buckets(specs, _FINGERPRINT_BUCKET):
+            tensors = self._source.gather(start, stop)
+            if self._rank == 0:
+                names = (spec.name for spec in specs[start:stop])
+                found.update(fingerprints(zip(names, tensors, strict=True)))
+        return found
+
+    def close(self) -> None:
+        """Leave the group or stop listening; frees the buffers. Safe to call twice and from another thread."""
+        listener, group = self._listener, self._group
+        self._listener = self._group = None
+        self._buffers = []
+        if group is not None:
+            group.close()
+        if listener is not None:
+            listener.close()
+
+    def _require_rank_0(self, call: str) -> None:
+        if self._rank != 0:
+            raise ValueError(f"{call}: rank {self._rank} sends nothing; only rank 0 opens and meets a broadcast group")
+
+
+class _Transfer:
+    """One update on its way from rank 0, through two buffers in turn."""
+
+    def __init__(self, group: TransferGroup | None, update: WeightUpdate, buffers: list[Tensor]) -> None:
+        self._group = group
+        self._update = update
+        self._deadline = Deadline(update.timeout)
+        self._pending: list[Pending] = []
+        self.buffers = buffers
+
+    @property
+    def on_cpu(self) -> bool:
+        return self._group is not None and self._group.device.type == "cpu"
+
+    def begin(self) -> None:
+        import torch
+
+        if self._group is None:
+            raise WeightTransferError(f"version {self._update.version}: the learner is in no broadcast group")
+        size = wire.largest_bucket(self._update)
+        if any(buffer.numel() < size or buffer.device != self._group.device for buffer in self.buffers):
+            self.buffers = []
+        while len(self.buffers) < min(2, len(self._update.buckets)):
+            self.buffers.append(torch.empty(size, dtype=torch.uint8, device=self._group.device))
+        if self._group.checks_updates:
+            header = torch.tensor(list(wire.digest(self._update)), dtype=torch.uint8, device=self._group.device)
+            self._group.start(header, self._deadline).wait(self._deadline)
+
+    def send(self, turn: int, tensors: list[Tensor]) -> None:
+        assert self._group is not None
+        if turn >= 2:
+            self._pending[turn - 2].wait(self._deadline)
+        bucket = self._update.buckets[turn]
+        buffer = self.buffers[turn % 2][: wire.bucket_bytes(self._update, bucket)]
+        wire.pack(tensors, self._update.tensors[bucket[0] : bucket[1]], buffer)
+        self._pending.append(self._group.start(buffer, self._deadline))
+
+    def finish(self) -> None:
+        for pending in self._pending[-2:]:
+            pending.wait(self._deadline)
