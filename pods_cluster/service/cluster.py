@@ -78,7 +78,7 @@ def _initialise(config: Config, *, quiet: bool) -> None:
     options: dict[str, Any] = {
         "namespace": NAMESPACE,
         "log_to_driver": not quiet,
-        "logging_level": "warning",
+        "logging_level": "error",
         "configure_logging": True,
     }
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

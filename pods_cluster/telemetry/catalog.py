@@ -163,6 +163,7 @@ _LEARNING = (
     Metric("learning_rate", "", "Learning rate of the step's last update.", origin="TRL"),
     Metric("entropy", "nats", "Entropy of the policy, mean over the trained tokens.", origin="TRL"),
     Metric("kl", "nats", "KL divergence to the reference model (k3 estimator), mean over tokens.", origin="TRL"),
+    Metric("ratio_mean", "ratio", "π_θ/π_old, mean over the trained tokens; 1 with one update a batch."),
     Metric("clip_ratio/low_mean", "share", "Trained tokens clipped at 1 - clip_low.", origin="TRL"),
     Metric("clip_ratio/low_min", "share", "The same, lowest of the micro-batches.", origin="TRL"),
     Metric("clip_ratio/high_mean", "share", "Trained tokens clipped at 1 + clip_high.", origin="TRL"),

@@ -1,0 +1,157 @@
+"""The one thread that drives an engine: commands between steps, finished rollouts out, failures kept for everyone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from pods_cluster.generation.engine import Engine, EngineStats
+from pods_cluster.generation.rate import RateMeter
+from pods_cluster.generation.records import GeneratorError
+from pods_cluster.types import Rollout
+
+T = TypeVar("T")
+
+IDLE_SECONDS = 0.5
+_Command = tuple[Callable[[Engine], Any], Future[Any]]
+
+
+class EngineThread:
+    """Makes an engine with `make` in its own thread and steps it while anything is in flight.
+
+    `finished` gets each step's rollouts, in this thread. What `make`, a step or `finished` raises ends the thread: it
+    is `error`, and every call raises it from then on. What a command raises goes to its caller alone.
+    """
+
+    def __init__(self, make: Callable[[], Engine], finished: Callable[[list[Rollout]], None]) -> None:
+        self._make = make
+        self._finished = finished
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ready: Future[Engine] = Future()
+        self._ended = False
+        self._progress = time.monotonic()
+        self._stats = EngineStats()
+        self.engine: Engine | None = None
+        self.error: BaseException | None = None
+        self.rate = RateMeter()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def ready(self, timeout: float) -> Engine:
+        """The engine once it has started. Raises GeneratorError with the cause, or when `timeout` seconds pass."""
+        try:
+            return self._ready.result(timeout)
+        except TimeoutError:
+            raise GeneratorError(
+                f"the engine has not started within {timeout:g} s; raise generator.start_timeout if it needs longer"
+            ) from None
+        except BaseException as error:
+            raise self._failure() from error
+
+    def call(self, command: Callable[[Engine], T], timeout: float | None = None) -> T:
+        """Run `command(engine)` between two steps and return its result; raises what it raises.
+
+        Raises GeneratorError when the engine has failed, or when `timeout` seconds pass (the command may still run).
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._ended:
+                raise self._failure() from self.error
+            self._commands.put((command, future))
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            if future.done():  # the command's own
+                raise
+            raise GeneratorError(f"the engine did not come to a command within {timeout:g} s: one step hangs") from None
+
+    def post(self, command: Callable[[Engine], Any]) -> None:
+        """Run `command(engine)` between two steps, not waiting for it; it must not raise."""
+        with self._lock:
+            if not self._ended:
+                self._commands.put((command, Future()))
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long a busy engine has neither finished a rollout nor taken new weights."""
+        busy = self.engine is None or self.engine.in_flight > 0
+        return time.monotonic() - self._progress if busy and not self._ended else 0.0
+
+    def stats(self) -> EngineStats:
+        """The engine's counts after its last step (it is asked in its own thread)."""
+        return self._stats
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End after the step that runs, and free the engine."""
+        self._commands.put(None)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            engine = self.engine = self._make()
+            self._progress = time.monotonic()
+            self._ready.set_result(engine)
+            while self._serve(engine):
+                if engine.in_flight and not engine.closed and (finished := engine.step()):
+                    self._progress = time.monotonic()
+                    self._finished(finished)
+                self._stats = engine.stats()
+                self.rate.update(self._stats.generated_tokens, self._stats.busy_seconds)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._end()
+
+    def _serve(self, engine: Engine) -> bool:
+        """Run the commands that wait; wait for one while there is nothing else to do. False: stop."""
+        while True:
+            working = engine.in_flight > 0 and not engine.closed
+            try:
+                item = self._commands.get(block=not working, timeout=None if working else IDLE_SECONDS)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            command, future = item
+            before = (engine.in_flight == 0, engine.version)
+            try:
+                future.set_result(command(engine))
+            except BaseException as error:
+                future.set_exception(error)
+            if before != (False, engine.version):
+                self._progress = time.monotonic()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+        if not self._ready.done():
+            self._ready.set_exception(self.error or GeneratorError("stopped before it started"))
+        while True:
+            try:
+                item = self._commands.get_nowait()
+            except queue.Empty:
+                break
+            if item is not None:
+                item[1].set_exception(self._failure())
+        if self.engine is not None:
+            try:
+                self.engine.close()
+            except Exception as error:
+                self.error = self.error or error
+
+    def _failure(self) -> GeneratorError:
+        return GeneratorError(self.describe_error() or "the engine was stopped")
+
+    def describe_error(self) -> str | None:
+        """What ended the engine, in full, or None."""
+        error = self.error
+        if error is None:
+            return None
+        trace = "".join(traceback.format_tb(error.__traceback__)[-3:])
+        return f"the engine failed: {type(error).__name__}: {error}\n{trace}".rstrip()

@@ -1,0 +1,102 @@
+"""What happens to a rollout between the engine and the store: its text is decoded and its rewards are computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from transformers import PreTrainedTokenizerBase
+
+from pods_cluster.scoring import Score, ScoreRequest, ScorerPool
+from pods_cluster.types import FinishReason, Prompt, Rollout
+
+Done = Callable[[Rollout], None]
+
+
+class Finisher:
+    """Decodes and scores rollouts off the engine's thread; each comes to `done`, scored, in any order.
+
+    An aborted rollout is decoded and passed on without a reward: half a completion has none. `failed` gets what no
+    rollout can be finished after.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        scorers: ScorerPool,
+        done: Done,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._scorers = scorers
+        self._done = done
+        self._failed = failed
+        self._queue: queue.SimpleQueue[list[tuple[Rollout, Prompt]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._seconds = (0, 0.0, 0.0)  # rollouts, sum, longest
+        self.waiting = 0
+        self._thread = threading.Thread(target=self._run, name="finisher", daemon=True)
+        self._thread.start()
+
+    def add(self, rollouts: list[tuple[Rollout, Prompt]]) -> None:
+        """Rollouts as the engine returned them, each with its prompt."""
+        with self._lock:
+            self.waiting += len(rollouts)
+        self._queue.put(rollouts)
+
+    def seconds(self) -> tuple[float, float]:
+        """Mean and longest time from a rollout's end to its reward."""
+        count, total, longest = self._seconds
+        return (total / count if count else 0.0), longest
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            try:
+                self._finish(batch)
+            except BaseException as error:
+                self._failed(error)
+                return
+
+    def _finish(self, batch: list[tuple[Rollout, Prompt]]) -> None:
+        began = time.monotonic()
+        texts = self._tokenizer.batch_decode([rollout.token_ids for rollout, _ in batch], skip_special_tokens=True)
+        for (rollout, prompt), text in zip(batch, texts, strict=True):
+            rollout.text = text
+            if rollout.finish_reason is FinishReason.ABORT:
+                self._pass_on(rollout, began)
+                continue
+            request = ScoreRequest(
+                prompt_text=prompt.text,
+                completion=text,
+                answer=prompt.answer,
+                messages=prompt.messages,
+                columns=prompt.columns,
+                completion_ids=rollout.token_ids,
+            )
+            self._scorers.submit(request, self._scored(rollout, began))
+
+    def _scored(self, rollout: Rollout, began: float) -> Callable[[Future[Score]], None]:
+        def take(future: Future[Score]) -> None:
+            try:
+                score = future.result()
+                rollout.reward, rollout.reward_parts = score.total, dict(score.parts)
+                self._pass_on(rollout, began)
+            except BaseException as error:
+                self._failed(error)
+
+        return take
+
+    def _pass_on(self, rollout: Rollout, began: float) -> None:
+        seconds = time.monotonic() - began
+        with self._lock:
+            self.waiting -= 1
+            count, total, longest = self._seconds
+            self._seconds = (count + 1, total + seconds, max(longest, seconds))
+        self._done(rollout)

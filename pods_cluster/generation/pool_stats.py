@@ -1,0 +1,63 @@
+"""Numbers of the whole generator pool, by their registered names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pods_cluster.generation.records import WorkerStats
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Every worker that answered, and counts since the last time they were read."""
+
+    workers: dict[str, WorkerStats]
+    since: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Completion tokens a second over the last second or two."""
+        return sum(stats.tokens_per_second for stats in self.workers.values())
+
+    @property
+    def saturated(self) -> float:
+        """Sum of the best rates that the workers kept up."""
+        return sum(stats.saturated for stats in self.workers.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts in the engines, at the scorers, or finished and held."""
+        return sum(
+            stats.engine.running + stats.engine.waiting + stats.scoring + stats.stored
+            for stats in self.workers.values()
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Gauges of now; counts since the last reading."""
+        workers = list(self.workers.values())
+        count = max(1, len(workers))
+        values = {
+            "generator/workers": float(len(workers)),
+            "generator/running": float(sum(stats.engine.running for stats in workers)),
+            "generator/waiting": float(sum(stats.engine.waiting for stats in workers)),
+            "generator/kv_cache_usage": sum(stats.engine.kv_cache_usage for stats in workers) / count,
+            "scoring/seconds_mean": sum(stats.scoring_seconds_mean for stats in workers) / count,
+            "scoring/seconds_max": max((stats.scoring_seconds_max for stats in workers), default=0.0),
+        }
+        return values | {name: float(value) for name, value in self.since.items()}
+
+
+def counters(workers: Mapping[str, WorkerStats]) -> dict[str, Counter[str]]:
+    """Each worker's counts since its start, by metric name."""
+    result: dict[str, Counter[str]] = {}
+    for name, stats in workers.items():
+        counts: Counter[str] = Counter({"generator/preemptions": stats.engine.preemptions})
+        if stats.scorers is not None:
+            counts["scoring/restarts"] = stats.scorers.restarts
+            for reward, kinds in stats.scorers.failures.items():
+                for kind, number in kinds.items():
+                    counts[f"scoring/failures/{kind.value}/{reward}"] = number
+        result[name] = counts
+    return result

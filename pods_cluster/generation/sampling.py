@@ -1,0 +1,124 @@
+"""Choosing the next token of every row of a batch, each row from its own reproducible stream.
+
+A row's stream is counter-based: its t-th uniform number is a hash of (run seed, group id, rollout index, t), so it
+depends neither on the batch that the row runs in nor on the worker. The token is the inverse of the row's cumulative
+distribution at that number: small numerical differences between batches move a token only where the number lies
+within them of a boundary.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pods_cluster.types import GroupId
+
+CHUNK_ELEMENTS = 1 << 22
+"""Logits are worked on in row chunks of about so many elements: temporaries stay small at large vocabularies."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def stream_key(seed: int, group: GroupId, index: int) -> int:
+    """64-bit key of one rollout's stream."""
+    text = f"{seed}|{group.epoch}|{group.row}|{group.attempt}|{index}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Numbers in [0, 1) with 24 bits: the `counters[i]`-th of stream `keys[i]` (SplitMix64's output function)."""
+    with np.errstate(over="ignore"):
+        state = keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        state = (state ^ (state >> np.uint64(30))) * _MIX_1
+        state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    state = state ^ (state >> np.uint64(31))
+    return (state >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def sample(
+    logits: torch.Tensor,
+    *,
+    temperature: NDArray[np.float32],
+    keys: NDArray[np.uint64],
+    counters: NDArray[np.int64],
+    top_p: NDArray[np.float32],
+    top_k: NDArray[np.int64],
+    min_p: NDArray[np.float32],
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Next token [B] and its natural log-probability [B] for logits [B, V].
+
+    The log-probability is under the distribution that was sampled from: temperature applied, and for rows with a
+    cut (`top_p` < 1, `top_k` > 0, `min_p` > 0) renormalised over what the cut left. Temperature 0 takes the most
+    likely token (the lowest id of equals) and reports the untempered log-probability.
+    """
+    rows, vocabulary = logits.shape
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    numbers = uniforms(keys, counters)
+    tokens = np.empty(rows, np.int64)
+    logprobs = np.empty(rows, np.float32)
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        cut = (top_p[part] < 1.0) | (top_k[part] > 0) | (min_p[part] > 0.0)
+        cuts = (top_p[part], top_k[part], min_p[part]) if cut.any() else None
+        tokens[part], logprobs[part] = _sample_chunk(logits[part], temperature[part], numbers[part], cut, cuts)
+    return tokens, logprobs
+
+
+def _sample_chunk(
+    logits: torch.Tensor,
+    temperature: NDArray[np.float32],
+    numbers: NDArray[np.float32],
+    cut: NDArray[np.bool_],
+    cuts: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    greedy = temperature == 0.0
+    scale = np.where(greedy, np.float32(1.0), temperature)
+    scores = logits.float()
+    if (scale != 1.0).any():
+        scores = scores / torch.from_numpy(scale).to(scores.device)[:, None]
+    if cuts is not None:
+        restricted = np.flatnonzero(cut & ~greedy)
+        if len(restricted):
+            index = torch.from_numpy(restricted).to(scores.device)
+            selected = [torch.from_numpy(values[restricted]).to(scores.device)[:, None] for values in cuts]
+            scores = scores.index_copy(0, index, restrict(scores[index], *selected))
+    logp = torch.log_softmax(scores, dim=-1)
+    if greedy.all():
+        chosen = scores.argmax(dim=-1, keepdim=True)
+    else:
+        cumulative = logp.exp().cumsum_(dim=-1)
+        total = cumulative[:, -1:]
+        point = torch.from_numpy(numbers).to(scores.device)[:, None] * total
+        # Below the total, so that a token of positive probability is hit; to its right, so that none of zero is.
+        point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+        chosen = torch.searchsorted(cumulative, point, right=True)
+        if greedy.any():
+            rows = torch.from_numpy(np.flatnonzero(greedy)).to(scores.device)
+            chosen[rows] = scores[rows].argmax(dim=-1, keepdim=True)
+    picked = logp.gather(1, chosen)
+    return chosen[:, 0].cpu().numpy(), picked[:, 0].cpu().numpy()
+
+
+def restrict(scores: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Scores [B, V] with everything outside the cuts ([B, 1] each) at -inf: min-p first, then top-k, then top-p.
+
+    The most likely token always stays. top-p counts probability after the cuts before it, and keeps the token with
+    which the sum reaches p.
+    """
+    scores = scores.masked_fill(
+        scores < scores.amax(dim=-1, keepdim=True) + torch.log(min_p.clamp(min=0.0)), -torch.inf
+    )
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)[None]
+    dropped = (rank >= top_k) & (top_k > 0)
+    ordered = ordered.masked_fill(dropped, -torch.inf)
+    probability = torch.softmax(ordered, dim=-1)
+    before = probability.cumsum(dim=-1) - probability
+    dropped = (before >= top_p) & (top_p < 1.0) & (rank > 0)
+    ordered = ordered.masked_fill(dropped, -torch.inf)
+    return torch.empty_like(scores).scatter_(1, order, ordered)

@@ -1,0 +1,90 @@
+"""From scored rollouts to the numbers that the selector gets: several groups a message, a few messages a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pods_cluster.types import FinishReason, GroupId, GroupShard, Rollout
+
+FLUSH_SECONDS = 0.02
+
+
+def build_shard(worker: str, size: int, rollouts: Sequence[Rollout]) -> GroupShard:
+    """The numbers of finished rollouts of one group of `size`."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
+    return GroupShard(
+        group=rollouts[0].group,
+        worker=worker,
+        size=size,
+        prompt_tokens=len(rollouts[0].prompt_ids),
+        indices=np.array([rollout.index for rollout in rollouts], np.int32),
+        rewards=np.array([_number(rollout.reward) for rollout in rollouts], np.float64),
+        lengths=np.array([len(rollout.token_ids) for rollout in rollouts], np.int32),
+        first_versions=np.array([rollout.first_version for rollout in rollouts], np.int32),
+        last_versions=np.array([rollout.last_version for rollout in rollouts], np.int32),
+        truncated=np.array([rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts], np.bool_),
+        aborted=np.array([rollout.finish_reason is FinishReason.ABORT for rollout in rollouts], np.bool_),
+        parts={
+            name: np.array([_number(rollout.reward_parts.get(name)) for rollout in rollouts], np.float64)
+            for name in names
+        },
+    )
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+class Reporter:
+    """Gathers scored rollouts and hands shards to `send` from a thread of its own.
+
+    What arrives within `FLUSH_SECONDS` travels together; at most one message is sent in that time. An exception of
+    `send` goes to `failed`, once, and ends the reporting.
+    """
+
+    def __init__(
+        self, worker: str, send: Callable[[list[GroupShard]], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._worker = worker
+        self._send = send
+        self._failed = failed
+        self._pending: dict[GroupId, tuple[int, list[Rollout]]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self.reported = 0
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._thread.start()
+
+    def add(self, rollout: Rollout, size: int) -> None:
+        """A scored rollout of a group of `size`, held in this worker's store."""
+        with self._changed:
+            self._pending.setdefault(rollout.group, (size, []))[1].append(rollout)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what is left and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closed)
+                if not self._pending:
+                    return
+            time.sleep(FLUSH_SECONDS)
+            with self._changed:
+                taken, self._pending = self._pending, {}
+            shards = [build_shard(self._worker, size, rollouts) for size, rollouts in taken.values()]
+            try:
+                self._send(shards)
+            except BaseException as error:
+                self._failed(error)
+                return
+            self.reported += sum(len(shard) for shard in shards)

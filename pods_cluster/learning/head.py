@@ -1,0 +1,120 @@
+"""Log-probabilities of given tokens without the matrix of all logits.
+
+For a vocabulary of 150,000 the float32 logits of 16,384 tokens are 9.8 GB, and their gradient as much again. Here they
+exist for one chunk of tokens at a time: forward keeps one number a token, backward makes the chunk's logits again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_CHUNK = 1024
+"""Tokens whose logits exist at the same time."""
+
+
+class TokenLogProbs(torch.autograd.Function):
+    """(hidden [N, H], weight [V, H], bias [V] | None, targets [N], 1 / temperature, chunk) -> log-probs, entropy:
+    float32 [N].
+
+    The log-probability is that of `targets` under softmax(logits / temperature); the entropy (nats) is that of the same
+    distribution and carries no gradient. The weight's gradient is summed over chunks in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        entropy = torch.empty_like(log_probs)
+        for start in range(0, len(targets), chunk):
+            rows = slice(start, start + chunk)
+            logits = _logits(hidden[rows], weight, bias, scale)
+            normaliser = torch.logsumexp(logits, dim=-1)
+            log_probs[rows] = logits.gather(-1, targets[rows, None]).squeeze(-1) - normaliser
+            probabilities = torch.exp(logits - normaliser[:, None])
+            entropy[rows] = normaliser - torch.linalg.vecdot(probabilities, logits)
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.scale, ctx.chunk = scale, chunk
+        ctx.mark_non_differentiable(entropy)
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad = gradients[0].float()
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needs_weight else None
+        grad_bias = torch.zeros(weight.shape[0], dtype=torch.float32, device=weight.device) if needs_bias else None
+        for start in range(0, len(targets), ctx.chunk):
+            rows = slice(start, start + ctx.chunk)
+            logits = _logits(hidden[rows], weight, bias, ctx.scale)
+            # d log p(target) / d logits = onehot(target) - softmax(logits)
+            grad_logits = torch.softmax(logits, dim=-1).mul_(-grad[rows, None])
+            grad_logits.scatter_add_(-1, targets[rows, None], grad[rows, None])
+            grad_logits.mul_(ctx.scale)
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+            low = grad_logits.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = low @ weight
+            if grad_weight is not None:
+                grad_weight += low.t() @ hidden[rows]
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """float32 [n, V], divided by the temperature."""
+    logits = functional.linear(hidden, weight, bias).float()
+    return logits.mul_(scale) if scale != 1.0 else logits
+
+
+class LogProbLinear(nn.Linear):
+    """An output layer that, given targets, returns log-probabilities in place of logits.
+
+    All chunks are one call of this module: under ZeRO-3 the weight is gathered once a pass, as often on every rank,
+    however many tokens each of them has. A loaded model's layer becomes one by `layer.__class__ = LogProbLinear`.
+    """
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, targets: Tensor | None = None, temperature: float = 1.0, chunk: int = LOGITS_CHUNK
+    ) -> Any:
+        if targets is None:
+            return super().forward(input)
+        return TokenLogProbs.apply(input, self.weight, self.bias, targets, 1.0 / temperature, chunk)
+
+
+def log_probs_of(
+    logits: Tensor, targets: Tensor, temperature: float, chunk: int = LOGITS_CHUNK
+) -> tuple[Tensor, Tensor]:
+    """The same from logits [N, V] that exist already: float32 log-probs and entropy [N], made again in backward."""
+    parts = [
+        checkpoint(
+            _chunk_log_probs,
+            logits[start : start + chunk],
+            targets[start : start + chunk],
+            temperature,
+            use_reentrant=False,
+        )
+        for start in range(0, max(len(targets), 1), chunk)
+    ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _chunk_log_probs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_probs = functional.log_softmax(logits.float() / temperature, dim=-1)
+    with torch.no_grad():
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.gather(-1, targets[:, None]).squeeze(-1), entropy

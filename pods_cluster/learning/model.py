@@ -1,0 +1,111 @@
+"""The policy from a Hugging Face folder: dtype, attention, adapters, and which parameters decay."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from pods_cluster.config import LearnerConfig, LoraConfig, ModelConfig
+from pods_cluster.learning.forward import inner
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelError(Exception):
+    """A model that cannot be loaded or trained as configured; the text names the field and the fix."""
+
+
+def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
+    """The causal language model of `model.path` (or of `path`) on the CPU, without dropout.
+
+    Dropout is off because a rollout's probability under the learner must be the one that the engine sampled from.
+    Raises ModelError naming `model.path`, with the library's reason.
+    """
+    source = path or config.path
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=DTYPES[config.dtype],
+            attn_implementation=config.attention,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(f"model.path: {source!r} cannot be loaded as a causal language model: {error}") from error
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return cast(PreTrainedModel, model)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, with `model.chat_template` (a template or a path to one) in place of its own if given."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path: {config.path!r} has no tokenizer that loads: {error}") from error
+    if config.chat_template is not None:
+        template = config.chat_template
+        if "{" not in template:
+            with open(template, encoding="utf-8") as file:
+                template = file.read()
+        tokenizer.chat_template = template
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def prepare(model: PreTrainedModel, config: LearnerConfig) -> nn.Module:
+    """Adapters and activation checkpointing as configured; the module whose trainable parameters are updated."""
+    trained: nn.Module = model
+    if config.lora is not None:
+        trained = add_adapters(model, config.lora)
+    if config.gradient_checkpointing:
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise ModelError(
+                f"learner.gradient_checkpointing: true is not possible for {type(model).__name__}; set it to false"
+            )
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    trained.train()
+    return trained
+
+
+def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
+    """Low-rank adapters (PEFT) on all linear layers but the output layer, or on those named."""
+    import peft
+
+    targets: Any = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    try:
+        return peft.get_peft_model(
+            model,
+            peft.LoraConfig(
+                r=lora.rank,
+                lora_alpha=cast(int, lora.alpha),
+                lora_dropout=lora.dropout,
+                target_modules=targets,
+                task_type="CAUSAL_LM",
+            ),
+            autocast_adapter_dtype=False,
+        )
+    except ValueError as error:
+        raise ModelError(f"learner.lora.target_modules: {lora.target_modules!r}: {error}") from error
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups: matrices decay, vectors (norms and biases) do not."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay, "name": "decay"},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0, "name": "no_decay"},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def hidden_size(model: nn.Module) -> int:
+    """Width of the model's residual stream, from its configuration."""
+    config = cast(Any, inner(model)).config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "hidden_size", 1024))

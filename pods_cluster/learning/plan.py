@@ -1,0 +1,278 @@
+"""From selections to a step's plan: weights, ranks and micro-batches, all fixed before anything is computed.
+
+The loss of a step is a sum over tokens of weight x term. The weights are in the plan, so the sum, and with it the
+gradient, is the same however the tokens are spread over ranks and micro-batches.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+from pods_cluster.learning.advantage import Scope, advantages
+from pods_cluster.types import GroupId, Locator, Selection
+
+LossKind = Literal["sequence_mean", "token_mean", "dr_grpo"]
+
+
+class PlanError(ValueError):
+    """A step that cannot be planned. The text names the setting, the value and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What a plan depends on beside the selections.
+
+    `floor` is the fewest rollouts with which a group is still trained after some were lost. `max_tokens` is the
+    denominator of `dr_grpo`.
+    """
+
+    ranks: int
+    tokens_per_microbatch: int
+    updates_per_batch: int = 1
+    loss: LossKind = "sequence_mean"
+    max_tokens: int = 1
+    scope: Scope = "kept"
+    normalize: bool = True
+    floor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """One kept rollout in an optimiser step.
+
+    `weight` is 1 / (groups in the optimiser step x kept in its group): the weights of an optimiser step sum to 1.
+    `token_weight` is what each of its tokens counts in the loss, by the kind of loss.
+    """
+
+    locator: Locator
+    advantage: float
+    weight: float
+    token_weight: float
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences of one forward and backward pass, padded to the longest.
+
+    Empty: a dummy pass, for its collectives alone.
+    """
+
+    sequences: tuple[PlannedSequence, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        return max((sequence.total_tokens for sequence in self.sequences), default=0)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens that are computed, padding included."""
+        return self.longest * len(self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One rank's part: for each optimiser step its micro-batches, as many as every other rank has."""
+
+    updates: tuple[tuple[MicroBatch, ...], ...]
+
+    @property
+    def sequences(self) -> list[PlannedSequence]:
+        return [sequence for update in self.updates for batch in update for sequence in batch.sequences]
+
+    @property
+    def locators(self) -> list[Locator]:
+        return [sequence.locator for sequence in self.sequences]
+
+    @property
+    def tokens(self) -> int:
+        return sum(sequence.total_tokens for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What every rank does in one step.
+
+    `groups` are trained; `lost` were given up because too few of their rollouts were left.
+    """
+
+    settings: PlanSettings
+    ranks: tuple[RankPlan, ...]
+    groups: tuple[GroupId, ...]
+    lost: tuple[GroupId, ...] = ()
+    _selections: tuple[tuple[Selection, ...], ...] = field(default=(), repr=False)
+    _rank_of: dict[Locator, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def sequences(self) -> list[PlannedSequence]:
+        return [sequence for rank in self.ranks for sequence in rank.sequences]
+
+    @property
+    def trained_rollouts(self) -> int:
+        return sum(len(rank.sequences) for rank in self.ranks)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Completion tokens in the loss."""
+        return sum(sequence.completion_tokens for sequence in self.sequences)
+
+    @property
+    def largest_microbatch(self) -> int:
+        """Padded tokens of the largest forward pass of any rank: what a rank's peak memory grows with."""
+        return max(
+            (batch.padded_tokens for rank in self.ranks for update in rank.updates for batch in update), default=0
+        )
+
+    def without(self, lost: Collection[Locator]) -> StepPlan:
+        """The plan without rollouts that could not be fetched.
+
+        Advantages and weights are those of a step that never had them; a group with fewer than `floor` rollouts left is
+        given up whole. Every other rollout stays on the rank that holds it.
+        """
+        gone = set(lost)
+        given_up = list(self.lost)
+        remaining: list[tuple[Selection, ...]] = []
+        for update in self._selections:
+            kept: list[Selection] = []
+            for selection in update:
+                index = [i for i, locator in enumerate(selection.locators) if locator not in gone]
+                if not index or (len(index) < len(selection) and len(index) < self.settings.floor):
+                    given_up.append(selection.group)
+                elif len(index) == len(selection):
+                    kept.append(selection)
+                else:
+                    kept.append(_subset(selection, index))
+            if kept:
+                remaining.append(tuple(kept))
+        return _assemble(remaining, self.settings, tuple(given_up), self._rank_of)
+
+
+def plan_step(selections: Sequence[Selection], settings: PlanSettings) -> StepPlan:
+    """Plan one step.
+
+    Whole groups are dealt to `updates_per_batch` optimiser steps (fewer where there are fewer groups), their rollouts
+    to ranks with near-equal token counts (longest first, each to the rank with the fewest tokens so far). Raises
+    PlanError if a rollout is longer than the budget of a micro-batch, or a rollout or group stands twice.
+    """
+    if settings.ranks < 1 or settings.updates_per_batch < 1 or settings.tokens_per_microbatch < 1:
+        raise PlanError(f"ranks, updates_per_batch and tokens_per_microbatch must be at least 1, got {settings}")
+    groups = [selection.group for selection in selections]
+    if len(set(groups)) < len(groups):
+        twice = next(group for group in groups if groups.count(group) > 1)
+        raise PlanError(f"group {twice} stands twice in one step")
+    _check_sequences(selections, settings.tokens_per_microbatch)
+    parts = min(settings.updates_per_batch, len(selections)) or 1
+    bounds = [len(selections) * part // parts for part in range(parts + 1)]
+    updates = [tuple(selections[start:stop]) for start, stop in pairwise(bounds) if stop > start]
+    return _assemble(updates, settings, (), {})
+
+
+def _check_sequences(selections: Sequence[Selection], budget: int) -> None:
+    for selection in selections:
+        if not len(selection):
+            raise PlanError(f"group {selection.group} keeps no rollout")
+        if len(set(selection.locators)) < len(selection):
+            raise PlanError(f"group {selection.group}: a rollout stands twice among the kept")
+        if selection.prompt_tokens < 1:
+            raise PlanError(
+                f"group {selection.group} has an empty prompt; its first token has nothing to be predicted from"
+            )
+        longest = selection.prompt_tokens + int(selection.lengths.max())
+        if longest > budget:
+            raise PlanError(
+                f"learner.tokens_per_microbatch: {budget} cannot hold a rollout of {longest} tokens "
+                f"(group {selection.group}); raise it to {longest} or more, or lower generator.max_tokens"
+            )
+
+
+def _subset(selection: Selection, index: list[int]) -> Selection:
+    return replace(
+        selection,
+        locators=[selection.locators[i] for i in index],
+        rewards=selection.rewards[index],
+        lengths=selection.lengths[index],
+        first_versions=selection.first_versions[index],
+    )
+
+
+def _assemble(
+    updates: Sequence[tuple[Selection, ...]],
+    settings: PlanSettings,
+    lost: tuple[GroupId, ...],
+    rank_of: dict[Locator, int],
+) -> StepPlan:
+    rank_of = dict(rank_of)
+    rank_updates: list[list[tuple[MicroBatch, ...]]] = [[] for _ in range(settings.ranks)]
+    for selections in updates:
+        sequences = _sequences(selections, settings)
+        per_rank = _deal(sequences, settings.ranks, rank_of)
+        batches = [_fill(mine, settings.tokens_per_microbatch) for mine in per_rank]
+        most = max(len(mine) for mine in batches)
+        for rank, mine in enumerate(batches):
+            rank_updates[rank].append((*mine, *[MicroBatch()] * (most - len(mine))))
+    return StepPlan(
+        settings=settings,
+        ranks=tuple(RankPlan(tuple(updates_of_rank)) for updates_of_rank in rank_updates),
+        groups=tuple(selection.group for selections in updates for selection in selections),
+        lost=lost,
+        _selections=tuple(updates),
+        _rank_of=rank_of,
+    )
+
+
+def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[PlannedSequence]:
+    all_tokens = sum(int(selection.lengths.sum()) for selection in selections)
+    sequences = []
+    for selection in selections:
+        values = advantages(
+            selection.rewards,
+            scope=settings.scope,
+            normalize=settings.normalize,
+            group_mean=selection.group_mean,
+            group_std=selection.group_std,
+        )
+        weight = 1.0 / (len(selections) * len(selection))
+        for locator, advantage, length in zip(
+            selection.locators, values.tolist(), selection.lengths.tolist(), strict=True
+        ):
+            if settings.loss == "token_mean":
+                token_weight = 1.0 / max(all_tokens, 1)
+            elif settings.loss == "dr_grpo":
+                token_weight = weight / settings.max_tokens
+            else:
+                token_weight = weight / max(length, 1)
+            sequences.append(PlannedSequence(locator, advantage, weight, token_weight, selection.prompt_tokens, length))
+    return sequences
+
+
+def _deal(sequences: Sequence[PlannedSequence], ranks: int, rank_of: dict[Locator, int]) -> list[list[PlannedSequence]]:
+    """Longest first, each to the rank with the fewest tokens; those in `rank_of` stay, the others are added to it."""
+    dealt: list[list[PlannedSequence]] = [[] for _ in range(ranks)]
+    heap = [(0, rank) for rank in range(ranks)]
+    for sequence in sorted(sequences, key=lambda s: (-s.total_tokens, s.locator)):
+        rank = rank_of.get(sequence.locator)
+        if rank is None:
+            tokens, rank = heapq.heappop(heap)
+            heapq.heappush(heap, (tokens + sequence.total_tokens, rank))
+            rank_of[sequence.locator] = rank
+        dealt[rank].append(sequence)
+    return dealt
+
+
+def _fill(sequences: Sequence[PlannedSequence], budget: int) -> list[MicroBatch]:
+    """Cut sequences (longest first) into micro-batches: rows x longest row stays within the budget."""
+    batches, start = [], 0
+    while start < len(sequences):
+        rows = max(budget // sequences[start].total_tokens, 1)
+        batches.append(MicroBatch(tuple(sequences[start : start + rows])))
+        start += rows
+    return batches

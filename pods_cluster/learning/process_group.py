@@ -1,0 +1,103 @@
+"""The ranks' process group: NCCL between GPUs, gloo between CPUs, and DeepSpeed attached to it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+log = logging.getLogger(__name__)
+
+
+class RendezvousError(Exception):
+    """The ranks did not meet; the text names the address and the deadline."""
+
+
+def open_store(host: str, world_size: int, timeout: float) -> TCPStore:
+    """Rank 0's meeting point, on a port that the system chooses (`store.port`), so that no two groups race for one."""
+    return TCPStore(host, 0, world_size, True, timedelta(seconds=timeout), wait_for_workers=False)
+
+
+def join(
+    rank: int, world_size: int, host: str, port: int, *, store: TCPStore | None, timeout: float, op_timeout: float
+) -> None:
+    """Meet the other ranks (`timeout` seconds), initialise torch.distributed, and attach DeepSpeed.
+
+    `op_timeout` bounds every collective after that. Raises RendezvousError.
+    """
+    gpu = torch.cuda.is_available()
+    # The five variables keep DeepSpeed from looking for an MPI launcher. A rank sees one device, so its local rank is
+    # 0.
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", MASTER_ADDR=host, MASTER_PORT=str(port)
+    )
+    if not gpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        _choose_interface()
+    try:
+        if store is None:
+            store = TCPStore(host, port, world_size, False, timedelta(seconds=timeout))
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=PrefixStore("pods-learner", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        dist.barrier()
+        _set_pg_timeout(timedelta(seconds=op_timeout), dist.group.WORLD)
+    except (RuntimeError, ValueError) as error:
+        raise RendezvousError(
+            f"learner rank {rank} of {world_size} did not meet the others at {host}:{port} in {timeout:g} s: {error}"
+        ) from error
+    attach_deepspeed()
+
+
+def attach_deepspeed() -> None:
+    """Give DeepSpeed the group that torch has initialised, without compiling its operator for CPU communication.
+
+    On a CPU DeepSpeed compiles a shared-memory all-reduce at its first start: a minute, and a C++ compiler and ninja
+    must be there. Its one user is `inference_all_reduce` (tensor-parallel inference); the collectives of ZeRO go to
+    gloo all the same. So it is left out, and a machine without a compiler trains like any other.
+    """
+    import deepspeed
+
+    # by its full name: the attribute `deepspeed.comm.torch` is torch itself
+    backend = importlib.import_module("deepspeed.comm.torch")
+    if not hasattr(backend, "build_shm_op"):
+        log.warning(
+            "this DeepSpeed has no build_shm_op to leave out; it may compile an operator now, for about a minute"
+        )
+    backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+
+
+def leave() -> None:
+    """Free the group's sockets; safe to call when there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _choose_interface() -> None:
+    """Make gloo bind to the interface that the other nodes know this one by, not to what its host name resolves to."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    address = _node_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.family == socket.AF_INET and entry.address == address for entry in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
+
+
+def _node_address() -> str:
+    import ray
+
+    return ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"

@@ -1,0 +1,210 @@
+"""One rank's share of a step: micro-batches through the engine, weights and states in and out. No Ray in here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pods_cluster.config import Config
+from pods_cluster.learning.engine import TrainingEngine
+from pods_cluster.learning.forward import Policy, TokenPair, collate, without_adapter
+from pods_cluster.learning.loss import LossSettings, Sums, grpo_loss
+from pods_cluster.learning.model import load_model, prepare
+from pods_cluster.learning.plan import MicroBatch, RankPlan
+from pods_cluster.learning.source import LearnerWeights
+from pods_cluster.types import Locator, Rollout
+
+
+@dataclass(slots=True)
+class RankResult:
+    """What one rank measured in one step: sums over its tokens, and what is the same on every rank."""
+
+    sums: Sums = field(default_factory=Sums)
+    grad_norms: list[float] = field(default_factory=list)
+    learning_rate: float = 0.0
+    microbatches: int = 0
+    padded_tokens: int = 0
+    real_tokens: int = 0
+    largest_microbatch: int = 0
+    seconds: float = 0.0
+
+
+def correction_is_on(config: Config) -> bool:
+    """Whether the importance correction applies: `auto` is on wherever engine and learner can differ."""
+    mode = config.learner.correction.mode
+    if mode != "auto":
+        return mode == "on"
+    return config.generator.engine == "vllm" or config.model.dtype != "float32" or config.staleness > 0
+
+
+def loss_settings(config: Config) -> LossSettings:
+    learner = config.learner
+    return LossSettings(
+        clip_low=learner.clip_low,
+        clip_high=learner.clip_high,
+        correction=correction_is_on(config),
+        correction_cap=learner.correction.cap,
+        correction_mask=learner.correction.mask,
+        kl_coefficient=learner.kl.coefficient,
+    )
+
+
+class Trainer:
+    """The model, its engine and its reference on one rank.
+
+    The process group must be there already (`process_group.join`).
+    """
+
+    def __init__(self, config: Config, rank: int, world_size: int) -> None:
+        self.config = config
+        self.rank = rank
+        self.settings = loss_settings(config)
+        self.temperature = config.generator.temperature
+        torch.manual_seed(config.run.seed)  # adapters start from random numbers: the same on every rank
+        policy = Policy(prepare(load_model(config.model), config.learner))
+        self.chunked = policy.probe()
+        self.parameters = sum(p.numel() for p in policy.parameters())
+        self.trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+        self.engine = TrainingEngine(policy, config.learner, world_size=world_size, seed=config.run.seed)
+        self.weights = LearnerWeights(policy.model, rank, zero_stage=config.learner.zero_stage)
+        self._reference: Policy | None = None
+        self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
+        if config.learner.kl.coefficient > 0 and not self._adapter_is_the_difference:
+            self._reference = self._load_reference()
+
+    def _load_reference(self) -> Policy:
+        """A frozen copy of the reference model, whole on every rank."""
+        reference = Policy(load_model(self.config.model, self.config.learner.kl.reference).eval().requires_grad_(False))
+        reference.probe()
+        return reference.to(self.engine.device)
+
+    def train(self, plan: RankPlan, rollouts: Mapping[Locator, Rollout], learning_rate: float) -> RankResult:
+        """One optimiser step for each update of the plan. Collective: every rank calls it with its own part.
+
+        Raises ValueError for a rollout that is not what the plan says (before any collective).
+        """
+        started = time.monotonic()
+        for sequence in plan.sequences:
+            _check(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
+        result = RankResult(learning_rate=learning_rate)
+        old = self._old_log_probs(plan, rollouts)
+        for index, update in enumerate(plan.updates):
+            for position, microbatch in enumerate(update):
+                loss, sums, maxima = self._loss(microbatch, rollouts, old.get((index, position)))
+                self.engine.backward(loss, last=position == len(update) - 1)
+                result.sums.add(_read(sums, maxima))
+                result.microbatches += 1
+                result.padded_tokens += microbatch.padded_tokens
+                result.real_tokens += sum(sequence.total_tokens for sequence in microbatch.sequences)
+                result.largest_microbatch = max(result.largest_microbatch, microbatch.padded_tokens)
+            result.grad_norms.append(self.engine.step(learning_rate))
+        result.seconds = time.monotonic() - started
+        return result
+
+    def _old_log_probs(self, plan: RankPlan, rollouts: Mapping[Locator, Rollout]) -> dict[tuple[int, int], Tensor]:
+        """pi_old of the updates after the first, before that one changes the weights; its own ratio is 1 without."""
+        old: dict[tuple[int, int], Tensor] = {}
+        for index, update in enumerate(plan.updates[1:], start=1):
+            for position, microbatch in enumerate(update):
+                batch = collate(_pairs(microbatch, rollouts), self.engine.device)
+                old[index, position] = self.engine.log_probs(batch, self.temperature)
+        return old
+
+    def _loss(
+        self, microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout], old: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        device = self.engine.device
+        batch = collate(_pairs(microbatch, rollouts), device)
+        per_sequence = torch.tensor(
+            [(sequence.advantage, sequence.token_weight) for sequence in microbatch.sequences] or [(0.0, 0.0)],
+            dtype=torch.float32,
+        ).to(device)
+        per_token = per_sequence[batch.rows]
+        reference = self._reference_log_probs(batch)
+        log_probs, entropy = self.engine.forward(batch, self.temperature)
+        loss, sums, maxima = grpo_loss(
+            log_probs,
+            old,
+            _engine_log_probs(microbatch, rollouts).to(device),
+            reference,
+            per_token[:, 0],
+            per_token[:, 1],
+            self.settings,
+        )
+        sums["entropy"] = entropy.sum()
+        return loss, sums, maxima
+
+    def _reference_log_probs(self, batch: Any) -> Tensor | None:
+        if self.settings.kl_coefficient == 0:
+            return None
+        if self._reference is not None:
+            with torch.no_grad():
+                return self._reference(batch.input_ids, batch.positions, batch.targets, self.temperature)[0]
+        with without_adapter(self.engine.policy.model):
+            return self.engine.log_probs(batch, self.temperature)
+
+    def score(self, sequences: Sequence[TokenPair], temperature: float) -> list[list[float]]:
+        """Log-probabilities of each sequence's completion under the current weights. Collective under ZeRO-3."""
+        budget = self.config.learner.tokens_per_microbatch
+        scored: list[list[float]] = []
+        start = 0
+        while start < len(sequences):
+            longest, stop = 0, start
+            while stop < len(sequences):
+                longest = max(longest, len(sequences[stop][0]) + len(sequences[stop][1]))
+                if stop > start and longest * (stop + 1 - start) > budget:
+                    break
+                stop += 1
+            part = sequences[start:stop]
+            flat = self.engine.log_probs(collate(part, self.engine.device), temperature).tolist()
+            for _, completion in part:
+                scored.append(flat[: len(completion)])
+                del flat[: len(completion)]
+            start = stop
+        return scored
+
+    def peak_bytes(self) -> int:
+        """Peak memory of this process: allocated on the GPU, or resident on a CPU."""
+        if self.engine.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _pairs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> list[TokenPair]:
+    held = [rollouts[sequence.locator] for sequence in microbatch.sequences]
+    return [(rollout.prompt_ids, rollout.token_ids) for rollout in held]
+
+
+def _engine_log_probs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> Tensor:
+    """float32 [N], NaN where the engine gave none."""
+    values: list[float] = []
+    for sequence in microbatch.sequences:
+        rollout = rollouts[sequence.locator]
+        values += rollout.logprobs if rollout.logprobs is not None else [math.nan] * len(rollout.token_ids)
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _check(rollout: Rollout, prompt_tokens: int, completion_tokens: int) -> None:
+    if (len(rollout.prompt_ids), len(rollout.token_ids)) != (prompt_tokens, completion_tokens):
+        raise ValueError(
+            f"rollout {rollout.key} has {len(rollout.prompt_ids)} prompt and {len(rollout.token_ids)} completion "
+            f"tokens, its worker reported {prompt_tokens} and {completion_tokens}"
+        )
+    if rollout.logprobs is not None and len(rollout.logprobs) != len(rollout.token_ids):
+        raise ValueError(
+            f"rollout {rollout.key} has {len(rollout.logprobs)} log-probabilities for {len(rollout.token_ids)} tokens"
+        )
+
+
+def _read(sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Sums:
+    """Scalars to numbers with one transfer from the device."""
+    values = torch.stack([value.detach().float() for value in (*sums.values(), *maxima.values())]).tolist()
+    return Sums(dict(zip(sums, values[: len(sums)], strict=True)), dict(zip(maxima, values[len(sums) :], strict=True)))

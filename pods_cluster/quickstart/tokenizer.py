@@ -1,0 +1,44 @@
+"""A character tokenizer for the arithmetic task, with a chat template that adds nothing but the start token.
+
+It is saved in the common `tokenizer.json` form, so AutoTokenizer and vLLM load it like any other.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from pods_cluster.quickstart.task import ALPHABET
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+SPECIAL = (PAD, BOS, EOS, UNK)
+
+# A user's turn is the sum itself and the assistant's turn its answer, closed by the end token. Other roles are skipped:
+# the model has no characters to read them with.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character: pad 0, bos 1, eos 2, unk 3, then digits and signs. 16 tokens."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *ALPHABET))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNK,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

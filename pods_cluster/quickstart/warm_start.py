@@ -1,0 +1,184 @@
+"""A supervised warm start that stops half-way: the model that the quickstart's RL run starts from.
+
+The model learns right sums from the `warm` split, answer tokens only, and stops the first time that it solves
+`target` of a fixed sample of the *RL* split, which it has not seen. The test split plays no part in when it stops.
+What it leaves is a model that is often wrong when decoded greedily but gives most right answers a fair chance: the
+state in which RL has something to sharpen. The same settings give the same model on the same machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+
+from pods_cluster.quickstart.batch import IGNORED, Accuracy, Batch, accuracy, encode
+from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.task import Splits, make_splits, write_jsonl
+from pods_cluster.quickstart.tokenizer import build_tokenizer
+
+# Raise it whenever the code changes what the same settings produce: it is part of the cache folder's name.
+RECIPE = 1
+REPORT = "report.json"
+
+Progress = Callable[[int, float, Accuracy], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Everything that decides what the warm start produces, but `threads`, which decides only how fast."""
+
+    seed: int = 0
+    size: ModelSize = field(default_factory=ModelSize)
+    test_problems: int = 512
+    warm_problems: int = 2048
+    batch: int = 64
+    learning_rate: float = 1e-3
+    warmup_steps: int = 10
+    target: float = 0.40
+    check_every: int = 10
+    check_rows: int = 512
+    max_steps: int = 600
+
+    def digest(self) -> str:
+        text = json.dumps({"recipe": RECIPE, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a warm start did. Accuracies are shares of the held-out test split; `seconds` is training time."""
+
+    parameters: int
+    steps: int
+    seconds: float
+    greedy: float
+    sampled: float
+    rows: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A folder with `model/` (weights and tokenizer), `data/{warm,train,test}.jsonl` and the report on them."""
+
+    folder: Path
+    report: Report
+    reused: bool
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+
+def prepare(root: Path, settings: WarmStart, threads: int = 1, progress: Progress | None = None) -> Prepared:
+    """The folder for these settings under `root`: the one that is there, or a new one.
+
+    It appears whole or not at all: it is made under another name and renamed. When two processes make the same one,
+    the first to finish wins and the other uses it.
+    """
+    folder = root / f"quickstart-{settings.digest()}"
+    if (folder / REPORT).exists():
+        return Prepared(folder, _read_report(folder), reused=True)
+    root.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=root, prefix=".building-"))
+    try:
+        _build(building, settings, threads, progress)
+        with suppress(OSError):
+            os.replace(building, folder)
+        return Prepared(folder, _read_report(folder), reused=False)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _build(folder: Path, settings: WarmStart, threads: int, progress: Progress | None) -> None:
+    tokenizer = build_tokenizer()
+    splits = make_splits(settings.seed, test=settings.test_problems, warm=settings.warm_problems)
+    model = build_model(settings.size, tokenizer, settings.seed)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        started = time.perf_counter()
+        steps = train(model, tokenizer, splits, settings, progress)
+        seconds = time.perf_counter() - started
+        result = accuracy(model, encode(tokenizer, splits.test))
+    finally:
+        torch.set_num_threads(threads_before)
+    report = Report(
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        steps=steps,
+        seconds=seconds,
+        greedy=result.greedy,
+        sampled=result.sampled,
+        rows={name: len(rows) for name, rows in splits.as_dict().items()},
+    )
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "data").mkdir()
+    for name, rows in splits.as_dict().items():
+        write_jsonl(rows, folder / "data" / f"{name}.jsonl")
+    (folder / REPORT).write_text(json.dumps({"settings": asdict(settings), **asdict(report)}, indent=2) + "\n")
+
+
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: Splits,
+    settings: WarmStart,
+    progress: Progress | None = None,
+) -> int:
+    """Train until the check reaches `target` or `max_steps` are done; the number of optimiser steps."""
+    corpus = encode(tokenizer, splits.warm)
+    check = encode(tokenizer, splits.train[: settings.check_rows])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    order = torch.Generator().manual_seed(settings.seed)
+    waiting = torch.empty(0, dtype=torch.long)
+    model.train()
+    step = 0
+    while step < settings.max_steps:
+        if len(waiting) < settings.batch:
+            waiting = torch.cat([waiting, torch.randperm(len(corpus), generator=order)])
+        rows, waiting = waiting[: settings.batch], waiting[settings.batch :]
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * min(1.0, (step + 1) / settings.warmup_steps)
+        loss = _learn(model, corpus.take(rows), optimizer)
+        step += 1
+        if step % settings.check_every == 0:
+            result = accuracy(model, check)
+            if progress is not None:
+                progress(step, loss, result)
+            if result.greedy >= settings.target:
+                break
+    model.eval()
+    return step
+
+
+def _learn(model: Qwen2ForCausalLM, batch: Batch, optimizer: torch.optim.Optimizer) -> float:
+    """One optimiser step on the mean cross-entropy of the answer tokens (nats a token), which it returns."""
+    logits = model(batch.ids[:, :-1], use_cache=False).logits
+    loss = functional.cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def _read_report(folder: Path) -> Report:
+    values = json.loads((folder / REPORT).read_text())
+    values.pop("settings")
+    return Report(**values)

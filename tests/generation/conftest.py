@@ -1,0 +1,165 @@
+"""Tiny random models, as real as any other Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from pods_cluster.config import Config, build_config
+from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.tokenizer import build_tokenizer
+
+VOCABULARY = 40
+EOS = 2
+CONTEXT = 96
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+    # random weights of the usual scale give an almost uniform distribution, which would hide errors
+    "initializer_range": 0.3,
+}
+
+
+def _qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, tie_word_embeddings=True))
+
+
+def _llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**_SIZES))
+
+
+def _mistral_with_window() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=6, head_dim=8))
+
+
+def _qwen2_with_mixed_layers() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1))
+
+
+def _gemma2_with_softcap() -> PreTrainedModel:
+    return Gemma2ForCausalLM(Gemma2Config(**_SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8))
+
+
+ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen2": _qwen2,
+    "llama": _llama,
+    "mistral_window": _mistral_with_window,
+    "qwen2_mixed": _qwen2_with_mixed_layers,
+    "gemma2": _gemma2_with_softcap,
+}
+
+
+def build(name: str, seed: int = 0) -> PreTrainedModel:
+    """A float32 model with random weights drawn from `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ARCHITECTURES[name]().eval()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return build("qwen2")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The quickstart's tokenizer with a smaller random decoder, saved as any model."""
+    tokenizer = build_tokenizer()
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save_pretrained(folder)
+    build_model(ModelSize(hidden=64, layers=2, heads=1, mlp=64, context=32), tokenizer, seed=0).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def make_config(model_folder: str) -> Callable[..., Config]:
+    """A run's configuration around that model; keyword arguments replace fields of `generator`."""
+
+    def make(**generator: Any) -> Config:
+        reward = f"{Path(__file__).parent / 'rewards.py'}:"
+        return build_config(
+            {
+                "model": {"path": model_folder, "dtype": "float32"},
+                "data": {"path": "train.jsonl", "max_prompt_tokens": 16},
+                "reward": [
+                    {"name": f"{reward}first_token_is_digit", "style": "trl"},
+                    {"name": f"{reward}length", "style": "trl", "weight": 0.0},
+                ],
+                "generator": {
+                    "engine": "transformers",
+                    "workers": 1,
+                    "rollouts_per_prompt": 6,
+                    "max_tokens": 8,
+                    "max_sequences": 32,
+                    "cpus_per_worker": 0.5,
+                    "start_timeout": 120,
+                    **generator,
+                },
+                "selector": {"keep": 2},
+                "learner": {"prompts_per_step": 2},
+                "run": {"name": "generation-test", "seed": 11},
+                "cluster": {"placement_timeout": 60},
+            }
+        )
+
+    return make
+
+
+def start_ray(attempts: int = 3) -> None:
+    """Ray gives its own start 30 seconds, which a busy machine may not keep."""
+    for attempt in range(attempts):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=4,
+                include_dashboard=False,
+                log_to_driver=False,
+                namespace="pods",
+                logging_level="error",
+            )
+            return
+        except Exception:
+            ray.shutdown()
+            if attempt == attempts - 1:
+                raise
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A local Ray cluster of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        start_ray()
+        yield
+        ray.shutdown()

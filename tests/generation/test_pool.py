@@ -1,0 +1,449 @@
+"""Workers and their pool as real Ray actors: engine, scorers, reports, weights, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import ray
+
+from pods_cluster.config import Config
+from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.generation.records import GeneratorError, GroupRequest, RolloutsGone
+from pods_cluster.generation.transformers_engine import TransformersEngine
+from pods_cluster.quickstart.tokenizer import build_tokenizer
+from pods_cluster.types import FinishReason, GroupId, GroupShard, Locator, Prompt, Rollout, SamplingParams, Selection
+
+from .learner import Learner
+from .rewards import first_token_is_digit, length
+
+pytestmark = pytest.mark.usefixtures("cluster")
+T = TypeVar("T")
+MakeConfig = Callable[..., Config]
+
+
+def start_collector() -> Any:
+    """An actor that takes reports as the selector does, and shows them. (A local class travels to Ray by value.)"""
+
+    class Collector:
+        def __init__(self) -> None:
+            self.messages: list[list[GroupShard]] = []
+
+        def report(self, shards: list[GroupShard]) -> None:
+            self.messages.append(shards)
+
+        def read(self) -> list[list[GroupShard]]:
+            return self.messages
+
+    return ray.remote(num_cpus=0)(Collector).remote()
+
+
+class Reports:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def messages(self) -> list[list[GroupShard]]:
+        return ray.get(self.handle.read.remote(), timeout=30)
+
+    def wait(self, rollouts: int, timeout: float = 90.0) -> dict[GroupId, list[GroupShard]]:
+        """Shards by group once so many rollouts were reported."""
+        deadline = time.monotonic() + timeout
+        while True:
+            shards = [shard for message in self.messages() for shard in message]
+            if sum(map(len, shards)) >= rollouts or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        assert sum(map(len, shards)) == rollouts
+        groups: dict[GroupId, list[GroupShard]] = {}
+        for shard in shards:
+            groups.setdefault(shard.group, []).append(shard)
+        return groups
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    handle = start_collector()
+    yield Reports(handle)
+    ray.kill(handle)
+
+
+def prompt(row: int, epoch: int = 0) -> Prompt:
+    text = f"{10 + row}+{20 + row}="
+    ids = build_tokenizer().encode("<bos>" + text, add_special_tokens=False)
+    return Prompt(epoch, row, text, tuple(ids), answer=str(30 + 2 * row))
+
+
+def groups_of(rows: range) -> list[tuple[GroupId, Prompt]]:
+    return [(GroupId(0, row), prompt(row)) for row in rows]
+
+
+def with_pool(
+    config: Config,
+    selector: Any,
+    body: Callable[[GeneratorPool], Awaitable[T]],
+    *,
+    adopt: int | None = 0,
+    **options: Any,
+) -> T:
+    """Run `body` with a started pool, and end the pool whatever happens."""
+
+    async def run() -> T:
+        pool = GeneratorPool(config, selector, **options)
+        try:
+            await pool.start()
+            if adopt is not None:
+                await pool.adopt(adopt)
+            return await asyncio.wait_for(body(pool), 240)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
+
+
+def selection(shard: GroupShard, indices: list[int]) -> Selection:
+    return Selection(
+        shard.group,
+        [Locator(shard.worker, shard.group, index) for index in indices],
+        np.zeros(len(indices)),
+        np.zeros(len(indices), np.int32),
+        shard.prompt_tokens,
+        np.zeros(len(indices), np.int32),
+        0.0,
+        0.0,
+        len(shard),
+    )
+
+
+def merged(shards: list[GroupShard]) -> dict[int, tuple[float, int]]:
+    return {
+        int(index): (float(reward), int(tokens))
+        for shard in shards
+        for index, reward, tokens in zip(shard.indices, shard.rewards, shard.lengths, strict=True)
+    }
+
+
+def test_groups_are_generated_scored_reported_and_taken(make_config: MakeConfig, reports: Reports) -> None:
+    config = make_config()
+
+    async def body(pool: GeneratorPool) -> None:
+        (worker,) = pool.workers.values()
+        await pool.submit(groups_of(range(4)))
+        shards = await asyncio.to_thread(reports.wait, 24)
+        assert set(shards) == {GroupId(0, row) for row in range(4)}
+        for group, parts in shards.items():
+            assert all(part.size == 6 and part.worker == "generation-test/generator/0" for part in parts)
+            numbers = merged(parts)
+            assert sorted(numbers) == list(range(6))
+            held = await pool.sample(group)
+            assert [rollout.index for rollout in held] == list(range(6))
+            for rollout in held:
+                _check_rollout(rollout, group, numbers[rollout.index])
+        # the selector keeps two of the first group; the others are forgotten
+        first = GroupId(0, 0)
+        await pool.keep([selection(shards[first][0], [1, 4])])
+        assert [rollout.index for rollout in await pool.sample(first)] == [1, 4]
+        with pytest.raises(RolloutsGone, match=r"0\.0\.0: rollouts \[0\]"):
+            await _call(worker.take.remote(first, [0, 1]))
+        taken = await _call(worker.take.remote(first, [4, 1]))
+        assert [rollout.index for rollout in taken] == [4, 1]
+        with pytest.raises(RolloutsGone):
+            await _call(worker.take.remote(first, [1]))
+        await pool.drop([GroupId(0, 1), GroupId(0, 2)])
+        stats = await pool.stats()
+        (mine,) = stats.workers.values()
+        assert (mine.stored, mine.groups, mine.reported, mine.scoring) == (6, 1, 24, 0)
+        assert mine.scorers is not None
+        assert mine.scorers.scored == 24
+        assert mine.engine.finished == 24
+        assert mine.error is None
+        assert stats.metrics()["generator/workers"] == 1.0
+        assert await _call(worker.drain.remote(0.1)) == [GroupId(0, 3)]
+
+    with_pool(config, reports.handle, body)
+
+
+def _check_rollout(rollout: Rollout, group: GroupId, numbers: tuple[float, int]) -> None:
+    tokenizer = build_tokenizer()
+    assert rollout.group == group
+    assert rollout.text == tokenizer.decode(rollout.token_ids, skip_special_tokens=True)
+    parts = {
+        "first_token_is_digit": first_token_is_digit([""], [rollout.text])[0],
+        "length": length([""], [rollout.text])[0],
+    }
+    assert rollout.reward_parts == parts
+    assert rollout.reward == parts["first_token_is_digit"]
+    expected = float("nan") if rollout.reward is None else rollout.reward
+    np.testing.assert_equal(numbers, (expected, len(rollout.token_ids)))
+
+
+async def _call(reference: Any) -> Any:
+    """The answer; what the method raised itself."""
+    try:
+        return await reference
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+
+
+def test_the_same_rollouts_are_made_on_any_number_of_workers(make_config: MakeConfig, reports: Reports) -> None:
+    async def rollouts(pool: GeneratorPool) -> dict[str, list[int]]:
+        before = sum(len(shard) for message in reports.messages() for shard in message)
+        await pool.submit(groups_of(range(3)))
+        await asyncio.to_thread(reports.wait, before + 18)
+        held = [await pool.sample(GroupId(0, row)) for row in range(3)]
+        holders = {name: await _call(handle.groups.remote()) for name, handle in pool.workers.items()}
+        assert all(holders.values())
+        return {rollout.key: rollout.token_ids for group in held for rollout in group}
+
+    one = with_pool(make_config(), reports.handle, rollouts)
+    whole = with_pool(make_config(workers=2), reports.handle, rollouts)
+    assert one == whole
+    assert len(one) == 18
+
+
+def test_few_groups_can_be_spread_over_workers(make_config: MakeConfig, reports: Reports) -> None:
+    async def body(pool: GeneratorPool) -> None:
+        await pool.submit(groups_of(range(1)))
+        shards = await asyncio.to_thread(reports.wait, 6)
+        by_worker = {shard.worker: set(shard.indices.tolist()) for shard in shards[GroupId(0, 0)]}
+        assert sorted(map(sorted, by_worker.values())) == [[0, 1, 2], [3, 4, 5]]
+        assert len(await pool.sample(GroupId(0, 0))) == 6
+        kept = selection(shards[GroupId(0, 0)][0], sorted(by_worker[shards[GroupId(0, 0)][0].worker])[:1])
+        await pool.keep([kept])
+        assert len(await pool.sample(GroupId(0, 0))) == 1
+
+    with_pool(make_config(workers=2), reports.handle, body, spread=True)
+
+
+def test_weights_arrive_between_steps_and_evaluation_uses_them(
+    make_config: MakeConfig, reports: Reports, model_folder: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trained = AutoModelForCausalLM.from_pretrained(model_folder, dtype="float32")
+    for parameter in trained.parameters():
+        parameter.data.add_(0.05)
+
+    async def body(pool: GeneratorPool) -> None:
+        (worker,) = pool.workers.values()
+        with pytest.raises(Exception, match="publish version 0"):
+            await pool.submit(groups_of(range(1)))
+        learner = Learner(trained)
+        await asyncio.to_thread(
+            learner.publish,
+            1,
+            lambda invitation: ray.get(worker.connect.remote(invitation)),
+            lambda update: ray.get(worker.receive.remote(update)),
+        )
+        prompts = [prompt(row) for row in range(5)]
+        rows = await pool.evaluate(prompts, SamplingParams(max_tokens=6, seed=1), 0)
+        assert [(row.epoch, row.row, row.version) for row in rows] == [(0, row, 1) for row in range(5)]
+        engine = TransformersEngine(trained, [2])
+        engine.version = 1
+        for row, item in zip(rows, prompts, strict=True):
+            (sample,) = row.samples
+            request = GroupRequest(GroupId(0, row.row), item, (0,), 1, SamplingParams(temperature=0.0, max_tokens=6))
+            engine.submit(request.requests())
+            while engine.in_flight:
+                for rollout in engine.step():
+                    assert build_tokenizer().decode(rollout.token_ids, skip_special_tokens=True) == sample.text
+                    assert sample.tokens == len(rollout.token_ids)
+                    assert sample.truncated == (rollout.finish_reason is FinishReason.LENGTH)
+            assert sample.parts["length"] == len(sample.text)
+        again = [await pool.evaluate(prompts, SamplingParams(max_tokens=6, seed=1), 3) for _ in range(2)]
+        assert again[0] == again[1]
+        assert all(len(row.samples) == 3 for row in again[0])
+        assert await pool.evaluate([], SamplingParams(), 1) == []
+        completion = [(prompts[0].token_ids, [5, 6, 2])]
+        assert await _call(worker.score.remote(completion, 0.7)) == [pytest.approx(engine.score(completion, 0.7)[0])]
+        assert await _call(worker.fingerprints.remote()) == engine.fingerprints()
+        assert reports.messages() == []
+
+    with_pool(make_config(), reports.handle, body, adopt=None)
+
+
+def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, reports: Reports) -> None:
+    config = make_config(
+        engine="paced", engine_options={"tokens_per_second": 40.0, "shortest": 8, "longest": 8}, max_sequences=3
+    )
+
+    async def body(pool: GeneratorPool) -> None:
+        (worker,) = pool.workers.values()
+        await pool.submit(groups_of(range(3)))
+        await pool.drop([GroupId(0, 0), GroupId(0, 2)])
+        await _call(worker.abort.remote(GroupId(0, 1), [3, 4, 5]))
+        shards = await asyncio.to_thread(reports.wait, 6)
+        assert set(shards) == {GroupId(0, 1)}
+        aborted = {
+            int(index): bool(flag)
+            for shard in shards[GroupId(0, 1)]
+            for index, flag in zip(shard.indices, shard.aborted, strict=True)
+        }
+        assert aborted == {0: False, 1: False, 2: False, 3: True, 4: True, 5: True}
+        rewards = merged(shards[GroupId(0, 1)])
+        assert all(np.isnan(rewards[index][0]) for index in (3, 4, 5))
+        stats = (await pool.stats()).workers["generation-test/generator/0"]
+        assert stats.engine.aborted == 15
+        assert (stats.stored, stats.groups) == (6, 1)
+
+    with_pool(config, reports.handle, body)
+
+
+def test_a_refused_request_queues_nothing_and_can_be_repaired(make_config: MakeConfig, reports: Reports) -> None:
+    async def body(pool: GeneratorPool) -> None:
+        long = Prompt(0, 1, "long", tuple([4] * 30))
+        with pytest.raises(Exception, match=r"0\.1\.0/0.*context of 32"):
+            await pool.submit([*groups_of(range(1)), (GroupId(0, 1), long)])
+        (worker,) = pool.workers.values()
+        assert await _call(worker.groups.remote()) == []
+        await pool.submit(groups_of(range(1)))
+        await asyncio.to_thread(reports.wait, 6)
+        with pytest.raises(GeneratorError, match="submitted here before"):
+            await pool.submit(groups_of(range(1)))
+        assert await pool.check() == []
+
+    with_pool(make_config(), reports.handle, body)
+
+
+def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:
+    async def body(pool: GeneratorPool) -> None:
+        await pool.submit(groups_of(range(4)))
+        await asyncio.to_thread(reports.wait, 24)
+        assert await pool.check() == []
+        name, handle = next(iter(pool.workers.items()))
+        lost = await _call(handle.groups.remote())
+        os.kill((await _call(handle.ready.remote())).pid, signal.SIGKILL)
+        failures = []
+        for _ in range(40):
+            failures += await pool.check()
+            if failures:
+                break
+            await asyncio.sleep(0.25)
+        (failure,) = failures
+        assert failure.worker == name
+        assert "died" in failure.cause
+        assert failure.groups == sorted(lost)
+        assert len(lost) == 2
+        assert name not in pool.workers
+        assert await pool.check() == []
+        new = await pool.replace(name)
+        assert new == "generation-test/generator/2"
+        assert set(pool.workers) == {"generation-test/generator/1", new}
+        with pytest.raises(Exception, match="publish version 0"):  # it holds no weights that anyone named
+            await _call(
+                pool.workers[new].submit.remote([GroupRequest(GroupId(9, 9), prompt(1), (0,), 1, SamplingParams())])
+            )
+        assert (await pool.stats()).metrics()["generator/replaced"] == 1.0
+
+    with_pool(make_config(workers=2), reports.handle, body)
+
+
+def test_a_worker_that_dies_before_a_submit_loses_only_its_groups(make_config: MakeConfig, reports: Reports) -> None:
+    async def body(pool: GeneratorPool) -> None:
+        name, handle = next(iter(pool.workers.items()))
+        os.kill((await _call(handle.ready.remote())).pid, signal.SIGKILL)
+        await pool.submit(groups_of(range(4)))
+        await asyncio.to_thread(reports.wait, 12)
+        (failure,) = await pool.check()
+        assert failure.worker == name
+        assert len(failure.groups) == 2
+        rows = await pool.evaluate([prompt(row) for row in range(3)], SamplingParams(max_tokens=4), 1)
+        assert [row.row for row in rows] == [0, 1, 2]
+
+    with_pool(make_config(workers=2), reports.handle, body)
+
+
+def test_a_hung_engine_is_found(make_config: MakeConfig, reports: Reports) -> None:
+    config = make_config(
+        engine="paced", request_timeout=1.0, engine_options={"tokens_per_second": 0.01, "shortest": 8, "longest": 8}
+    )
+
+    async def body(pool: GeneratorPool) -> None:
+        await pool.submit(groups_of(range(1)))
+        await asyncio.sleep(1.5)
+        (failure,) = await pool.check()
+        assert "hangs" in failure.cause
+        assert "generator.request_timeout: 1" in failure.cause
+        assert failure.groups == [GroupId(0, 0)]
+        assert pool.workers == {}
+        with pytest.raises(GeneratorError, match="no generator worker"):
+            await pool.submit(groups_of(range(1, 2)))
+
+    with_pool(config, reports.handle, body)
+
+
+def test_workers_are_added_and_drained_away(make_config: MakeConfig, reports: Reports) -> None:
+    async def body(pool: GeneratorPool) -> None:
+        (added,) = await pool.add()
+        await _call(pool.workers[added].name_version.remote(0))
+        await pool.submit(groups_of(range(2)))
+        shards = await asyncio.to_thread(reports.wait, 12)
+        owners = {parts[0].worker: group for group, parts in shards.items()}
+        assert len(owners) == 2
+        removing = asyncio.ensure_future(pool.remove(1, timeout=60))
+        await asyncio.sleep(0.5)
+        assert not removing.done()  # its rollouts were not taken yet
+        await pool.submit(groups_of(range(2, 4)))
+        shards = await asyncio.to_thread(reports.wait, 24)
+        (stays,) = {shards[GroupId(0, row)][0].worker for row in (2, 3)}
+        (leaves,) = set(owners) - {stays}
+        await _call(pool.workers[leaves].take.remote(owners[leaves], list(range(6))))
+        assert await removing == []
+        assert set(pool.workers) == {stays}
+        with pytest.raises(GeneratorError, match="at least one must stay"):
+            await pool.remove(1)
+
+    with_pool(make_config(), reports.handle, body)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"engine_options": {"gpu_memory_utilization": 0.9}}, r"engine_options\.gpu_memory_utilization.*kv_cache_gb"),
+        ({"cpus_per_worker": 64.0, "threads": 1}, "not placed.*64 CPU"),
+    ],
+)
+def test_a_pool_that_cannot_start_says_why(make_config: MakeConfig, change: dict[str, Any], text: str) -> None:
+    config = make_config(**change)
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"placement_timeout": 3.0})})
+    if "engine_options" in change:
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"placement_timeout": 60.0})})
+
+    async def body(pool: GeneratorPool) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(GeneratorError, match=text):
+        with_pool(config, None, body)
+
+
+def test_a_model_that_is_not_there_is_named(make_config: MakeConfig) -> None:
+    config = make_config()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/nowhere/at/all"})})
+
+    async def body(pool: GeneratorPool) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(GeneratorError, match="/nowhere/at/all"):
+        with_pool(config, None, body)
+
+
+def test_a_dead_selector_surfaces(make_config: MakeConfig) -> None:
+    selector = start_collector()
+
+    async def body(pool: GeneratorPool) -> None:
+        ray.kill(selector)
+        failures = []
+        for row in range(60):
+            await pool.submit(groups_of(range(row, row + 1)))
+            await asyncio.sleep(0.2)
+            if failures := await pool.check():
+                break
+        (failure,) = failures
+        assert "reporting to the selector failed" in failure.cause
+
+    with_pool(make_config(), selector, body)

@@ -1,0 +1,160 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pods_cluster.learning.loss import LossSettings, Sums, grpo_loss, summarise
+
+numbers = st.floats(-3, 3, width=32)
+tokens = st.lists(
+    st.tuples(numbers, numbers, numbers, numbers, st.floats(-2, 2, width=32), st.floats(0, 1, width=32)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def columns(rows):
+    return (torch.tensor(values, dtype=torch.float32) for values in zip(*rows, strict=True))
+
+
+def by_hand(rows, config):
+    """Token by token, in plain Python."""
+    total = 0.0
+    for now, old, engine, reference, advantage, weight in rows:
+        ratio = math.exp(now - old)
+        clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
+        term = min(ratio * advantage, clipped * advantage)
+        if config.correction:
+            factor = math.exp(old - engine)
+            used = min(factor, config.correction_cap)
+            if config.correction_mask and not config.correction_mask[0] <= factor <= config.correction_mask[1]:
+                used = 0.0
+            term *= used
+        gap = reference - now
+        total += weight * (-term + config.kl_coefficient * (math.exp(gap) - gap - 1))
+    return total
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tokens,
+    st.builds(
+        LossSettings,
+        clip_low=st.sampled_from([0.1, 0.2]),
+        clip_high=st.sampled_from([0.2, 0.28]),
+        correction=st.booleans(),
+        correction_cap=st.sampled_from([1.0, 2.0]),
+        correction_mask=st.sampled_from([None, (0.5, 3.0)]),
+        kl_coefficient=st.sampled_from([0.0, 0.3]),
+    ),
+)
+def test_equals_the_formula(rows, config):
+    now, old, engine, reference, advantage, weight = columns(rows)
+    loss, sums, _ = grpo_loss(now, old, engine, reference, advantage, weight, config)
+    assert loss.item() == pytest.approx(by_hand(rows, config), rel=1e-3, abs=1e-3)
+    assert sums["tokens"].item() == len(rows)
+
+
+def test_the_first_update_has_ratio_one_and_the_policy_gradient():
+    now = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    advantage, weight = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.2, 0.3, 0.5])
+    loss, sums, _ = grpo_loss(now, None, None, None, advantage, weight, LossSettings())
+    loss.backward()
+    torch.testing.assert_close(now.grad, -advantage * weight)
+    assert sums["ratio"].item() == 3.0
+    assert sums["clipped_low"].item() == sums["clipped_high"].item() == 0
+
+
+def test_a_clipped_token_has_no_gradient_and_is_counted():
+    old = torch.zeros(4)
+    now = torch.tensor([0.5, -0.5, 0.5, -0.5], requires_grad=True)
+    advantage = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    loss, sums, maxima = grpo_loss(now, old, None, None, advantage, torch.ones(4), LossSettings())
+    loss.backward()
+    assert now.grad[:2].tolist() == [0.0, 0.0]
+    assert now.grad[2:].tolist() == pytest.approx([math.exp(0.5), -math.exp(-0.5)])
+    metrics = summarise(*parts(sums, maxima))
+    assert metrics["clip_ratio/high_mean"] == metrics["clip_ratio/low_mean"] == 0.25
+    assert metrics["clip_ratio/region_mean"] == 0.5
+
+
+def parts(sums, maxima):
+    return {k: float(v) for k, v in sums.items()}, {k: float(v) for k, v in maxima.items()}
+
+
+def test_equal_numerics_make_the_correction_nothing():
+    now = torch.tensor([-1.0, -2.0], requires_grad=True)
+    advantage, weight = torch.tensor([1.0, -1.0]), torch.tensor([0.5, 0.5])
+    plain = grpo_loss(now, None, None, None, advantage, weight, LossSettings())[0]
+    corrected, sums, maxima = grpo_loss(now, None, now.detach(), None, advantage, weight, LossSettings(correction=True))
+    assert torch.equal(plain, corrected)
+    metrics = summarise(*parts(sums, maxima))
+    assert metrics["sampling/effective_sample_size"] == 1.0
+    assert metrics["mismatch_kl"] == metrics["sampling/sampling_logp_difference/max"] == 0.0
+
+
+def test_a_known_mismatch_gives_the_known_factor():
+    """pi_old / mu = 2 and 8, cap 4: factors 2 and 4, detached."""
+    now = torch.tensor([-1.0, -1.0], requires_grad=True)
+    engine = now.detach() - torch.tensor([2.0, 8.0]).log()
+    config = LossSettings(correction=True, correction_cap=4.0)
+    loss, sums, maxima = grpo_loss(now, None, engine, None, torch.ones(2), torch.ones(2), config)
+    loss.backward()
+    torch.testing.assert_close(now.grad, torch.tensor([-2.0, -4.0]))
+    metrics = summarise(*parts(sums, maxima))
+    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(8.0, rel=1e-5)
+    assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(2.0, rel=1e-5)
+    assert metrics["sampling/capped_ratio"] == 0.5
+    assert metrics["sampling/effective_sample_size"] == pytest.approx(36 / (2 * 20))
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(math.log(16) / 2)
+
+
+def test_masked_tokens_leave_the_loss():
+    now = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    engine = now.detach() - torch.tensor([1.0, 9.0, 0.1]).log()
+    config = LossSettings(correction=True, correction_mask=(0.5, 5.0))
+    loss, sums, maxima = grpo_loss(now, None, engine, None, torch.ones(3), torch.ones(3), config)
+    loss.backward()
+    assert now.grad.tolist() == [-1.0, 0.0, 0.0]
+    assert summarise(*parts(sums, maxima))["sampling/masked_ratio"] == pytest.approx(2 / 3)
+
+
+def test_tokens_without_engine_log_probabilities_have_factor_one():
+    now = torch.tensor([-1.0, -1.0], requires_grad=True)
+    engine = torch.tensor([float("nan"), -3.0])
+    loss, sums, maxima = grpo_loss(now, None, engine, None, torch.ones(2), torch.ones(2), LossSettings(correction=True))
+    loss.backward()
+    assert now.grad.tolist() == [-1.0, -2.0]
+    metrics = summarise(*parts(sums, maxima))
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(2.0)
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(2), rel=1e-5)
+
+
+def test_far_apart_log_probabilities_stay_finite():
+    now = torch.tensor([-1.0, -800.0], requires_grad=True)
+    loss, sums, _ = grpo_loss(
+        now, torch.tensor([-900.0, -1.0]), torch.tensor([-1.0, -900.0]), torch.tensor([-900.0, 0.0]),
+        torch.tensor([-1.0, 1.0]), torch.ones(2), LossSettings(correction=True, kl_coefficient=0.1),
+    )  # fmt: skip
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(now.grad).all()
+    assert all(torch.isfinite(value) for value in sums.values())
+
+
+def test_parts_of_a_batch_add_up_to_the_whole():
+    torch.manual_seed(0)
+    now, old, engine, reference, advantage = torch.randn(5, 30)
+    weight, config = torch.rand(30), LossSettings(correction=True, kl_coefficient=0.1)
+    args = (now, old, engine, reference, advantage, weight)
+    whole = summarise(*parts(*grpo_loss(*args, config)[1:]))
+    total = Sums()
+    for rows in (slice(0, 4), slice(4, 19), slice(19, 19), slice(19, 30)):
+        total.add(Sums(*parts(*grpo_loss(*(x[rows] for x in args), config)[1:])))
+    pieces = summarise(total.sums, total.maxima)
+    assert pieces.keys() == whole.keys()
+    per_batch = {"clip_ratio/low_min", "clip_ratio/high_max"}  # of micro-batches, by definition
+    for name in whole.keys() - per_batch:
+        assert pieces[name] == pytest.approx(whole[name], rel=1e-5), name

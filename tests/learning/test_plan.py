@@ -1,0 +1,130 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pods_cluster.learning.plan import PlanError, PlanSettings, plan_step
+from pods_cluster.types import GroupId, Locator, Selection
+
+
+def selection(row, lengths, prompt_tokens=5, rewards=None):
+    group = GroupId(0, row)
+    count = len(lengths)
+    values = np.arange(count, dtype=np.float64) if rewards is None else np.asarray(rewards, dtype=np.float64)
+    return Selection(
+        group=group,
+        locators=[Locator(f"w{i % 2}", group, i) for i in range(count)],
+        rewards=values,
+        lengths=np.asarray(lengths, dtype=np.int32),
+        prompt_tokens=prompt_tokens,
+        first_versions=np.zeros(count, np.int32),
+        group_mean=0.5,
+        group_std=2.0,
+        group_valid=count + 1,
+    )
+
+
+steps = st.lists(
+    st.tuples(st.integers(1, 30), st.lists(st.integers(0, 60), min_size=1, max_size=9)), min_size=1, max_size=9
+).map(lambda groups: [selection(row, lengths, prompt) for row, (prompt, lengths) in enumerate(groups)])
+plans = st.builds(
+    PlanSettings,
+    ranks=st.integers(1, 5),
+    tokens_per_microbatch=st.integers(90, 400),
+    updates_per_batch=st.integers(1, 4),
+    loss=st.sampled_from(["sequence_mean", "token_mean", "dr_grpo"]),
+    max_tokens=st.just(60),
+    floor=st.integers(1, 4),
+)
+
+
+def check(plan, expected):
+    config = plan.settings
+    assert sorted(s.locator for s in plan.sequences) == sorted(expected)
+    updates = {len(rank.updates) for rank in plan.ranks}
+    assert len(updates) == 1
+    for index in range(updates.pop()):
+        parts = [rank.updates[index] for rank in plan.ranks]
+        assert len({len(part) for part in parts}) == 1
+        assert any(batch.sequences for part in parts for batch in part)
+        sequences = [s for part in parts for batch in part for s in batch.sequences]
+        assert math.isclose(sum(s.weight for s in sequences), 1.0, rel_tol=1e-9)
+        if config.loss == "token_mean":
+            assert all(s.token_weight == sequences[0].token_weight for s in sequences)
+        groups = {s.locator.group for s in sequences}
+        others = {s.locator.group for s in plan.sequences if s not in sequences}
+        assert not groups & others or config.updates_per_batch == 1
+    for rank in plan.ranks:
+        for update in rank.updates:
+            for batch in update:
+                assert batch.padded_tokens <= config.tokens_per_microbatch
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, plans)
+def test_every_rollout_once_weights_sum_to_one_budget_kept_equal_counts(step, config):
+    plan = plan_step(step, config)
+    check(plan, [locator for one in step for locator in one.locators])
+    assert not plan.lost
+    assert plan.trained_tokens == sum(int(one.lengths.sum()) for one in step)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, plans, st.data())
+def test_without_lost_rollouts_it_is_the_plan_of_what_is_left(step, config, data):
+    plan = plan_step(step, config)
+    everyone = [locator for one in step for locator in one.locators]
+    lost = set(data.draw(st.lists(st.sampled_from(everyone), unique=True)))
+    after = plan.without(lost)
+    left = {one.group: [x for x in one.locators if x not in lost] for one in step}
+    whole = {one.group for one in step if len(left[one.group]) == len(one)}
+    given_up = {group for group, rest in left.items() if group not in whole and len(rest) < max(config.floor, 1)}
+    assert set(after.lost) == given_up
+    assert set(after.groups) == set(left) - given_up
+    check(after, [x for group, rest in left.items() if group not in given_up for x in rest])
+    before = {s.locator: rank for rank, part in enumerate(plan.ranks) for s in part.sequences}
+    assert all(before[s.locator] == rank for rank, part in enumerate(after.ranks) for s in part.sequences)
+
+
+def test_advantages_and_weights_are_made_anew_after_a_loss():
+    step = [selection(0, [3, 4, 5], rewards=[0, 1, 5]), selection(1, [3, 3], rewards=[1, 0])]
+    plan = plan_step(step, PlanSettings(ranks=1, tokens_per_microbatch=64, floor=2))
+    after = {s.locator.index: s for s in plan.without({step[0].locators[2]}).sequences if s.locator.group.row == 0}
+    scale = math.sqrt(0.5) + 1e-4
+    assert after[0].advantage == pytest.approx(-0.5 / scale)
+    assert after[1].advantage == pytest.approx(0.5 / scale)
+    assert after[0].weight == pytest.approx(1 / 4)
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps, st.integers(1, 4))
+def test_ranks_get_near_equal_tokens(step, ranks):
+    plan = plan_step(step, PlanSettings(ranks=ranks, tokens_per_microbatch=100))
+    tokens = [rank.tokens for rank in plan.ranks]
+    assert max(tokens) - min(tokens) <= max(s.total_tokens for s in plan.sequences)
+
+
+def test_peak_grows_with_the_budget_and_not_with_the_number_of_rollouts():
+    def largest(groups, budget):
+        step = [selection(row, [20, 30, 40, 25] * 4) for row in range(groups)]
+        return plan_step(step, PlanSettings(ranks=1, tokens_per_microbatch=budget)).largest_microbatch
+
+    assert largest(4, 256) == largest(8, 256) == largest(64, 256) <= 256
+    assert 256 < largest(64, 1024) <= 1024
+
+
+def test_a_rank_with_nothing_takes_dummy_passes():
+    plan = plan_step([selection(0, [40, 1])], PlanSettings(ranks=3, tokens_per_microbatch=45))
+    assert [len(rank.sequences) for rank in plan.ranks] == [1, 1, 0]
+    assert all(len(rank.updates[0]) == 1 for rank in plan.ranks)
+    assert plan.ranks[2].updates[0][0].padded_tokens == 0
+
+
+def test_impossible_steps_are_refused():
+    with pytest.raises(PlanError, match=r"tokens_per_microbatch: 40 cannot hold a rollout of 45 tokens"):
+        plan_step([selection(0, [40])], PlanSettings(ranks=1, tokens_per_microbatch=40))
+    with pytest.raises(PlanError, match=r"0\.0\.0 stands twice"):
+        plan_step([selection(0, [4]), selection(0, [4])], PlanSettings(ranks=1, tokens_per_microbatch=40))
+    assert plan_step([], PlanSettings(ranks=2, tokens_per_microbatch=40)).ranks[0].updates == ()

@@ -1,0 +1,179 @@
+"""One rank, real DeepSpeed: the update equals that of one big batch in plain torch."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pods_cluster.learning.forward import Policy, collate
+from pods_cluster.learning.group import plan_settings
+from pods_cluster.learning.model import ModelError, load_model, parameter_groups
+from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning.trainer import Trainer, correction_is_on
+
+from .support import OneBigBatch, config_for, make_step, true_log_probs
+
+RATES = [1e-2, 3e-3]
+
+
+def run(config, steps=RATES):
+    """Train one rank; its parameters by name and the results."""
+    trainer = Trainer(config, 0, 1)
+    results = []
+    for seed, rate in enumerate(steps):
+        selections, rollouts = make_step(seed)
+        plan = plan_step(selections, plan_settings(config))
+        results.append(trainer.train(plan.ranks[0], rollouts, rate))
+    return trainer, results
+
+
+def weights_of(trainer):
+    specs = trainer.weights.specs()
+    return {
+        spec.name: tensor.clone() for spec, tensor in zip(specs, trainer.weights.gather(0, len(specs)), strict=True)
+    }
+
+
+def big_batch(config, model_folder, steps=RATES, correct=False):
+    truth = OneBigBatch(config, AutoModelForCausalLM.from_pretrained(model_folder))
+    for seed, rate in enumerate(steps):
+        selections, rollouts = make_step(seed)
+        truth.step(selections, rollouts, rate, correct)
+    return truth
+
+
+def assert_same_parameters(found, expected, atol=5e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"zero_stage": 1, "tokens_per_microbatch": 40},
+        {"zero_stage": 2, "tokens_per_microbatch": 4096, "loss": "token_mean"},
+        {"zero_stage": 3, "tokens_per_microbatch": 64, "loss": "dr_grpo"},
+        {"zero_stage": 2, "updates_per_batch": 2, "kl": {"coefficient": 0.1}, "gradient_checkpointing": True},
+        {"zero_stage": 3, "correction": {"mode": "on", "cap": 1.5}, "max_grad_norm": 0.0},
+    ],
+    ids=["zero1", "zero2-token-mean", "zero3-dr-grpo", "two-updates-kl", "zero3-correction"],
+)
+def test_update_equals_one_big_batch(one_rank, model_folder, learner):
+    config = config_for(model_folder, **learner)
+    trainer, results = run(config)
+    truth = big_batch(config, model_folder, correct=correction_is_on(config))
+    assert trainer.chunked
+    assert_same_parameters(weights_of(trainer), truth.parameters())
+    norms = [norm for result in results for norm in result.grad_norms]
+    assert norms == pytest.approx(truth.norms, rel=1e-3)
+    losses = [result.sums.sums["loss"] for result in results]
+    updates = config.learner.updates_per_batch
+    expected = [sum(truth.losses[i : i + updates]) for i in range(0, len(truth.losses), updates)]
+    assert losses == pytest.approx(expected, abs=1e-4)
+    assert all(result.largest_microbatch <= config.learner.tokens_per_microbatch for result in results)
+
+
+def test_lora_trains_adapters_alone_and_sends_merged_weights(one_rank, model_folder, tmp_path):
+    from pods_cluster.learning import checkpoint
+
+    config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, kl={"coefficient": 0.1}, zero_stage=2)
+    trainer, results = run(config)
+    base = dict(AutoModelForCausalLM.from_pretrained(model_folder).named_parameters())
+    sent = weights_of(trainer)
+    assert sent.keys() == base.keys()
+    changed = {name for name, tensor in sent.items() if not torch.equal(tensor, base[name])}
+    assert changed == {name for name in base if "_proj.weight" in name}
+    assert trainer.trainable < trainer.parameters / 4
+    assert results[0].sums.sums["kl"] == pytest.approx(0.0, abs=1e-4)  # adapters start at nothing …
+    assert results[1].sums.sums["kl"] > 1e-3  # … and the reference is the base model
+
+    checkpoint.export(trainer, tmp_path / "export")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    _, rollouts = make_step(5)
+    held = list(rollouts.values())[:5]
+    scores = trainer.score([(r.prompt_ids, r.token_ids) for r in held], 0.8)
+    for rollout, score in zip(held, scores, strict=True):
+        torch.testing.assert_close(torch.tensor(score), true_log_probs(exported, rollout, 0.8), rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "export" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bfloat16_keeps_float32_masters_and_gradient_sums(one_rank, model_folder, stage):
+    """The gradient is the float32 sum of the micro-batches' bfloat16 gradients (summed in bfloat16 it is 1e-3 off)."""
+    selections, rollouts = make_step(0, (2, 2), longest=6)
+    config = config_for(
+        model_folder,
+        zero_stage=stage,
+        tokens_per_microbatch=28,
+        correction={"mode": "off"},
+        top={"model": {"dtype": "bfloat16"}},
+    )
+    plan = plan_step(selections, plan_settings(config)).ranks[0]
+    trainer = Trainer(config, 0, 1)
+    result = trainer.train(plan, rollouts, 1e-6)
+
+    policy = Policy(load_model(config.model))
+    policy.probe()
+    total = {name: torch.zeros(p.shape) for name, p in policy.named_parameters()}
+    for microbatch in plan.updates[0]:
+        held = [rollouts[s.locator] for s in microbatch.sequences]
+        batch = collate([(r.prompt_ids, r.token_ids) for r in held])
+        log_probs, _ = policy(batch.input_ids, batch.positions, batch.targets, 0.8)
+        values = torch.tensor([s.advantage * s.token_weight for s in microbatch.sequences])[batch.rows]
+        (-(values * (log_probs - log_probs.detach()).exp()).sum()).backward()
+        for name, parameter in policy.named_parameters():
+            total[name] += parameter.grad.float()
+            parameter.grad = None
+    assert result.microbatches >= 3
+    norm = torch.stack([gradient.square().sum() for gradient in total.values()]).sum().sqrt()
+    assert result.grad_norms[0] == pytest.approx(norm.item(), rel=2e-5)
+    optimizer = trainer.engine.engine.optimizer.optimizer
+    assert all(p.dtype == torch.float32 for group in optimizer.param_groups for p in group["params"])
+    assert trainer.engine.optimizer_bytes() >= 3 * 4 * trainer.trainable
+
+
+def test_score_is_batched_by_the_budget_and_keeps_the_order(one_rank, model_folder):
+    config = config_for(model_folder, tokens_per_microbatch=30)
+    trainer = Trainer(config, 0, 1)
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    _, rollouts = make_step(7)
+    scores = trainer.score([(r.prompt_ids, r.token_ids) for r in rollouts.values()], 1.3)
+    for rollout, score in zip(rollouts.values(), scores, strict=True):
+        torch.testing.assert_close(torch.tensor(score), true_log_probs(model, rollout, 1.3), rtol=1e-4, atol=1e-4)
+
+
+def test_a_rollout_that_is_not_what_was_reported_is_refused_before_training(one_rank, model_folder):
+    config = config_for(model_folder)
+    trainer = Trainer(config, 0, 1)
+    selections, rollouts = make_step(0)
+    plan = plan_step(selections, plan_settings(config))
+    next(iter(rollouts.values())).token_ids.append(5)
+    with pytest.raises(ValueError, match="its worker reported"):
+        trainer.train(plan.ranks[0], rollouts, 1e-3)
+
+
+def test_vectors_do_not_decay(model_folder):
+    model = load_model(config_for(model_folder).model)
+    decay, spared = parameter_groups(model, 0.1)
+    assert (decay["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert all("norm" in names[id(p)] or "bias" in names[id(p)] for p in spared["params"])
+    assert len(decay["params"]) + len(spared["params"]) == len(names)
+
+
+def test_errors_name_the_field(model_folder, tmp_path):
+    with pytest.raises(ModelError, match=r"model\.path: .*nothing-here"):
+        load_model(config_for(tmp_path / "nothing-here").model)
+    from pods_cluster.learning.model import prepare
+
+    config = config_for(model_folder, lora={"target_modules": ["no_such_layer"]})
+    with pytest.raises(ModelError, match=r"learner\.lora\.target_modules"):
+        prepare(load_model(config.model), config.learner)
+
+
+def test_correction_is_on_where_numerics_or_versions_can_differ(model_folder):
+    assert not correction_is_on(config_for(model_folder))
+    assert correction_is_on(config_for(model_folder, top={"staleness": 1}))
+    assert correction_is_on(config_for(model_folder, top={"model": {"dtype": "bfloat16"}}))
+    assert correction_is_on(config_for(model_folder, top={"generator": {"engine": "vllm"}}))
+    assert not correction_is_on(config_for(model_folder, correction={"mode": "off"}, top={"staleness": 1}))

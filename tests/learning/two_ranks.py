@@ -1,0 +1,73 @@
+"""Two learner ranks as plain processes: `python -m learning.two_ranks RANK PORT MODEL OUT` (see test_two_ranks.py).
+
+All scenarios run in one pair of processes, because a process spends far more time on its imports than on them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learning.support import config_for, make_step
+from pods_cluster.learning import process_group
+from pods_cluster.learning.group import plan_settings
+from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning.trainer import Trainer
+
+RATES = [1e-2, 3e-3]
+# Three rollouts in two updates: in the second one a rank has none. (Over a kept set of one, scope `kept` has no
+# signal.)
+ONE_HAS_NONE: dict[str, Any] = {"updates_per_batch": 2, "advantage": {"scope": "group"}}
+SCENARIOS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "zero1": ({"zero_stage": 1, "tokens_per_microbatch": 40}, (4, 4, 3, 4)),
+    "zero2": ({"zero_stage": 2, "tokens_per_microbatch": 64, "loss": "token_mean"}, (4, 4, 3, 4)),
+    "zero3": ({"zero_stage": 3, "tokens_per_microbatch": 40}, (4, 4, 3, 4)),
+    "zero3-updates-kl": (
+        {"zero_stage": 3, "updates_per_batch": 2, "kl": {"coefficient": 0.1}, "tokens_per_microbatch": 200},
+        (4, 4, 3, 4),
+    ),
+    "zero1-none": ({"zero_stage": 1, **ONE_HAS_NONE}, (2, 1)),
+    "zero2-none": ({"zero_stage": 2, **ONE_HAS_NONE}, (2, 1)),
+    "zero3-none": ({"zero_stage": 3, **ONE_HAS_NONE}, (2, 1)),
+}
+
+
+def train(scenario: str, model: Path, rank: int, ranks: int) -> dict[str, Any]:
+    learner, kept = SCENARIOS[scenario]
+    config = config_for(model, workers=ranks, **learner)
+    trainer = Trainer(config, rank, ranks)
+    results = []
+    for seed, rate in enumerate(RATES):
+        selections, rollouts = make_step(seed, kept)
+        plan = plan_step(selections, plan_settings(config))
+        results.append(trainer.train(plan.ranks[rank], rollouts, rate))
+    specs = trainer.weights.specs()
+    middle = len(specs) // 2
+    tensors = [tensor.clone() for tensor in trainer.weights.gather(0, middle)]
+    tensors += [tensor.clone() for tensor in trainer.weights.gather(middle, len(specs))]
+    return {
+        "weights": {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=False)},
+        "shapes": {spec.name: spec.shape for spec in specs},
+        "norms": [norm for result in results for norm in result.grad_norms],
+        "tokens": [result.real_tokens for result in results],
+        "microbatches": [result.microbatches for result in results],
+        "sums": [result.sums.sums for result in results],
+        "optimizer_bytes": trainer.engine.optimizer_bytes(),
+        "score": trainer.score([((4, 5, 6), (7, 8, 9))], 0.8),
+    }
+
+
+def main() -> None:
+    rank, port, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    process_group.join(rank, 2, "127.0.0.1", port, store=None, timeout=120, op_timeout=120)
+    found = {name: train(name, model, rank, 2) for name in SCENARIOS}
+    torch.save(found, out)
+    process_group.leave()
+
+
+if __name__ == "__main__":
+    main()
