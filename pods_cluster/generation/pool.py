@@ -71,8 +71,10 @@ class GeneratorPool:
 
     async def add(self, count: int = 1) -> list[str]:
         """Start `count` more workers, without published weights. Raises GeneratorError; none of them is left then."""
-        new = {name: self._create(name) for name in self._names(count)}
+        new: dict[str, Any] = {}
         try:
+            for name in self._names(count):
+                new[name] = self._create(name)
             await asyncio.gather(*(self._started(name, handle) for name, handle in new.items()))
         except BaseException:
             for handle in new.values():
@@ -238,7 +240,12 @@ class GeneratorPool:
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
         }
         actor = ray.remote(GeneratorWorker).options(**{**options, **self._options})
-        return actor.remote(self.config, name, self._selector)
+        try:
+            return actor.remote(self.config, name, self._selector)
+        except ValueError as error:
+            raise GeneratorError(
+                f"{name} cannot be started ({error}); if another run has this run.name, stop it or choose another name"
+            ) from error
 
     async def _started(self, name: str, handle: Any) -> None:
         config = self.config.generator

@@ -49,7 +49,7 @@ class TrainingEngine:
             dist_init_required=False,
         )
         self.engine: Any = engine
-        self.device = torch.device(engine.device)
+        self.device = torch.device(cast(Any, engine).device)
 
     @property
     def policy(self) -> Policy:

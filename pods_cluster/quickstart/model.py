@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from pods_cluster.quickstart.tokenizer import BOS_ID, EOS_ID, PAD_ID
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Widths of the decoder. `hidden / heads` is the head dimension: 64, which every attention backend of vLLM takes."""
+    """Widths of the decoder. `hidden / heads` is the head dimension: 64, as vLLM's attention wants it."""
 
     hidden: int = 128
     layers: int = 4
@@ -34,9 +36,9 @@ def build_model(size: ModelSize, tokenizer: PreTrainedTokenizerBase, seed: int) 
         max_position_embeddings=size.context,
         initializer_range=size.init_std,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
         dtype=torch.float32,
     )
     with torch.random.fork_rng(devices=[]):

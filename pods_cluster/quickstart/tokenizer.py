@@ -12,6 +12,7 @@ from pods_cluster.quickstart.task import ALPHABET
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, UNK)
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(len(SPECIAL))
 
 # A user's turn is the sum itself and the assistant's turn its answer, closed by the end token. Other roles are skipped:
 # the model has no characters to read them with.

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,11 +14,22 @@ import pytest
 import ray
 
 from pods_cluster.config import Config
+from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.generation.records import GeneratorError, GroupRequest, RolloutsGone
 from pods_cluster.generation.transformers_engine import TransformersEngine
 from pods_cluster.quickstart.tokenizer import build_tokenizer
-from pods_cluster.types import FinishReason, GroupId, GroupShard, Locator, Prompt, Rollout, SamplingParams, Selection
+from pods_cluster.types import (
+    FinishReason,
+    GroupId,
+    GroupShard,
+    Locator,
+    Prompt,
+    Rollout,
+    RolloutRequest,
+    SamplingParams,
+    Selection,
+)
 
 from .learner import Learner
 from .rewards import first_token_is_digit, length
@@ -51,19 +62,21 @@ class Reports:
     def messages(self) -> list[list[GroupShard]]:
         return ray.get(self.handle.read.remote(), timeout=30)
 
-    def wait(self, rollouts: int, timeout: float = 90.0) -> dict[GroupId, list[GroupShard]]:
-        """Shards by group once so many rollouts were reported."""
+    def wait(self, groups: Sequence[GroupId], size: int = 6, timeout: float = 90.0) -> dict[GroupId, list[GroupShard]]:
+        """The shards of `groups` once `size` rollouts of each were reported."""
         deadline = time.monotonic() + timeout
         while True:
-            shards = [shard for message in self.messages() for shard in message]
-            if sum(map(len, shards)) >= rollouts or time.monotonic() > deadline:
+            found: dict[GroupId, list[GroupShard]] = {group: [] for group in groups}
+            for message in self.messages():
+                for shard in message:
+                    if shard.group in found:
+                        found[shard.group].append(shard)
+            counts = [sum(map(len, shards)) for shards in found.values()]
+            if min(counts) >= size or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        assert sum(map(len, shards)) == rollouts
-        groups: dict[GroupId, list[GroupShard]] = {}
-        for shard in shards:
-            groups.setdefault(shard.group, []).append(shard)
-        return groups
+        assert counts == [size] * len(groups)
+        return found
 
 
 @pytest.fixture
@@ -106,6 +119,33 @@ def with_pool(
     return asyncio.run(run())
 
 
+@pytest.fixture(scope="module")
+def shared(make_config: MakeConfig) -> Iterator[tuple[GeneratorPool, Reports]]:
+    """Two workers with the built-in engine, started once, for tests that leave them whole; each has rows of its own."""
+    handle = start_collector()
+    config = make_config(workers=2)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": "generation-shared"})})
+    pool = GeneratorPool(config, handle, spread=True)
+
+    async def start() -> None:
+        await pool.start()
+        await pool.adopt(0)
+
+    try:
+        asyncio.run(start())
+        yield pool, Reports(handle)
+    finally:
+        asyncio.run(pool.close())
+        ray.kill(handle)
+
+
+Shared = tuple[GeneratorPool, Reports]
+
+
+def ids(rows: range) -> list[GroupId]:
+    return [GroupId(0, row) for row in rows]
+
+
 def selection(shard: GroupShard, indices: list[int]) -> Selection:
     return Selection(
         shard.group,
@@ -128,16 +168,18 @@ def merged(shards: list[GroupShard]) -> dict[int, tuple[float, int]]:
     }
 
 
-def test_groups_are_generated_scored_reported_and_taken(make_config: MakeConfig, reports: Reports) -> None:
-    config = make_config()
+def test_groups_are_generated_scored_reported_and_taken(shared: Shared) -> None:
+    pool, reports = shared
 
-    async def body(pool: GeneratorPool) -> None:
-        (worker,) = pool.workers.values()
+    async def body() -> None:
+        before = {name: stats.reported for name, stats in (await pool.stats()).workers.items()}
         await pool.submit(groups_of(range(4)))
-        shards = await asyncio.to_thread(reports.wait, 24)
-        assert set(shards) == {GroupId(0, row) for row in range(4)}
+        shards = await asyncio.to_thread(reports.wait, ids(range(4)))
+        owners = {group: {part.worker for part in parts} for group, parts in shards.items()}
+        assert all(len(workers) == 1 for workers in owners.values())  # whole groups
+        assert {worker for workers in owners.values() for worker in workers} == set(pool.workers)
         for group, parts in shards.items():
-            assert all(part.size == 6 and part.worker == "generation-test/generator/0" for part in parts)
+            assert all(part.size == 6 for part in parts)
             numbers = merged(parts)
             assert sorted(numbers) == list(range(6))
             held = await pool.sample(group)
@@ -145,7 +187,8 @@ def test_groups_are_generated_scored_reported_and_taken(make_config: MakeConfig,
             for rollout in held:
                 _check_rollout(rollout, group, numbers[rollout.index])
         # the selector keeps two of the first group; the others are forgotten
-        first = GroupId(0, 0)
+        first, name = GroupId(0, 0), shards[GroupId(0, 0)][0].worker
+        worker = pool.workers[name]
         await pool.keep([selection(shards[first][0], [1, 4])])
         assert [rollout.index for rollout in await pool.sample(first)] == [1, 4]
         with pytest.raises(RolloutsGone, match=r"0\.0\.0: rollouts \[0\]"):
@@ -155,17 +198,19 @@ def test_groups_are_generated_scored_reported_and_taken(make_config: MakeConfig,
         with pytest.raises(RolloutsGone):
             await _call(worker.take.remote(first, [1]))
         await pool.drop([GroupId(0, 1), GroupId(0, 2)])
+        left = [await _call(handle.drain.remote(0.1)) for handle in pool.workers.values()]
+        assert sorted(left) == [[], [GroupId(0, 3)]]
         stats = await pool.stats()
-        (mine,) = stats.workers.values()
-        assert (mine.stored, mine.groups, mine.reported, mine.scoring) == (6, 1, 24, 0)
-        assert mine.scorers is not None
-        assert mine.scorers.scored == 24
-        assert mine.engine.finished == 24
-        assert mine.error is None
-        assert stats.metrics()["generator/workers"] == 1.0
-        assert await _call(worker.drain.remote(0.1)) == [GroupId(0, 3)]
+        for mine in stats.workers.values():
+            assert mine.reported - before[mine.name] == 12
+            assert mine.scoring == 0
+            assert mine.error is None
+        assert sorted(mine.stored for mine in stats.workers.values()) == [0, 6]
+        assert sum(mine.scorers.scored for mine in stats.workers.values() if mine.scorers is not None) >= 24
+        assert stats.metrics()["generator/workers"] == 2.0
+        await pool.drop([GroupId(0, 3)])
 
-    with_pool(config, reports.handle, body)
+    asyncio.run(body())
 
 
 def _check_rollout(rollout: Rollout, group: GroupId, numbers: tuple[float, int]) -> None:
@@ -190,34 +235,97 @@ async def _call(reference: Any) -> Any:
         raise error.cause from None
 
 
-def test_the_same_rollouts_are_made_on_any_number_of_workers(make_config: MakeConfig, reports: Reports) -> None:
-    async def rollouts(pool: GeneratorPool) -> dict[str, list[int]]:
-        before = sum(len(shard) for message in reports.messages() for shard in message)
-        await pool.submit(groups_of(range(3)))
-        await asyncio.to_thread(reports.wait, before + 18)
-        held = [await pool.sample(GroupId(0, row)) for row in range(3)]
-        holders = {name: await _call(handle.groups.remote()) for name, handle in pool.workers.items()}
-        assert all(holders.values())
+def test_workers_make_the_rollouts_that_an_engine_alone_makes(shared: Shared, model_folder: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    pool, reports = shared
+    config = pool.config.generator
+    engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(model_folder, dtype="float32"), [2])
+    engine.version = 0
+    sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens, seed=pool.config.run.seed)
+    engine.submit([r for group, item in groups_of(range(10, 13)) for r in _requests(group, item, sampling)])
+    alone: dict[str, list[int]] = {}
+    while engine.in_flight:
+        alone |= {rollout.key: rollout.token_ids for rollout in engine.step()}
+
+    async def body() -> dict[str, list[int]]:
+        await pool.submit(groups_of(range(10, 13)))
+        await asyncio.to_thread(reports.wait, ids(range(10, 13)))
+        held = [await pool.sample(group) for group in ids(range(10, 13))]
+        await pool.drop(ids(range(10, 13)))
         return {rollout.key: rollout.token_ids for group in held for rollout in group}
 
-    one = with_pool(make_config(), reports.handle, rollouts)
-    whole = with_pool(make_config(workers=2), reports.handle, rollouts)
-    assert one == whole
-    assert len(one) == 18
+    assert asyncio.run(body()) == alone
+    assert len(alone) == 18
 
 
-def test_few_groups_can_be_spread_over_workers(make_config: MakeConfig, reports: Reports) -> None:
-    async def body(pool: GeneratorPool) -> None:
-        await pool.submit(groups_of(range(1)))
-        shards = await asyncio.to_thread(reports.wait, 6)
-        by_worker = {shard.worker: set(shard.indices.tolist()) for shard in shards[GroupId(0, 0)]}
+def _requests(group: GroupId, item: Prompt, sampling: SamplingParams) -> list[RolloutRequest]:
+    return GroupRequest(group, item, tuple(range(6)), 6, sampling).requests()
+
+
+def test_one_group_can_be_spread_over_workers(shared: Shared) -> None:
+    pool, reports = shared
+    group = GroupId(0, 20)
+
+    async def body() -> None:
+        await pool.submit(groups_of(range(20, 21)))
+        shards = (await asyncio.to_thread(reports.wait, [group]))[group]
+        by_worker: dict[str, set[int]] = {}
+        for shard in shards:
+            by_worker.setdefault(shard.worker, set()).update(shard.indices.tolist())
         assert sorted(map(sorted, by_worker.values())) == [[0, 1, 2], [3, 4, 5]]
-        assert len(await pool.sample(GroupId(0, 0))) == 6
-        kept = selection(shards[GroupId(0, 0)][0], sorted(by_worker[shards[GroupId(0, 0)][0].worker])[:1])
-        await pool.keep([kept])
-        assert len(await pool.sample(GroupId(0, 0))) == 1
+        assert len(await pool.sample(group)) == 6
+        await pool.keep([selection(shards[0], [int(shards[0].indices[0])])])
+        assert len(await pool.sample(group)) == 1
+        await pool.drop([group])
+        assert await pool.sample(group) == []
 
-    with_pool(make_config(workers=2), reports.handle, body, spread=True)
+    asyncio.run(body())
+
+
+def test_a_refused_request_queues_nothing_and_can_be_repaired(shared: Shared) -> None:
+    pool, reports = shared
+
+    async def body() -> None:
+        long = Prompt(0, 31, "long", tuple([4] * 30))
+        with pytest.raises(EngineError, match=r"0\.31\.0/\d.*context of 32"):
+            await pool.submit([(GroupId(0, 31), long)])
+        assert [await _call(handle.groups.remote()) for handle in pool.workers.values()] == [[], []]
+        await pool.submit(groups_of(range(30, 31)))
+        await asyncio.to_thread(reports.wait, [GroupId(0, 30)])
+        with pytest.raises(GeneratorError, match="submitted here before"):
+            await pool.submit(groups_of(range(30, 31)))
+        assert await pool.check() == []
+        await pool.drop([GroupId(0, 30), GroupId(0, 31)])
+
+    asyncio.run(body())
+
+
+def test_workers_are_added_and_drained_away(shared: Shared) -> None:
+    pool, reports = shared
+
+    async def body() -> None:
+        (added,) = await pool.add()
+        await _call(pool.workers[added].name_version.remote(0))
+        await pool.submit(groups_of(range(40, 43)))
+        shards = await asyncio.to_thread(reports.wait, ids(range(40, 43)))
+        owners = {parts[0].worker: group for group, parts in shards.items()}
+        assert set(owners) == set(pool.workers)
+        removing = asyncio.ensure_future(pool.remove(1, timeout=60))
+        await asyncio.sleep(0.5)
+        assert not removing.done()  # its rollouts were not taken yet
+        await pool.submit(groups_of(range(43, 46)))
+        shards = await asyncio.to_thread(reports.wait, ids(range(43, 46)))
+        (leaves,) = set(owners) - {parts[0].worker for parts in shards.values()}
+        await _call(pool.workers[leaves].take.remote(owners[leaves], list(range(6))))
+        assert await removing == []
+        assert leaves not in pool.workers
+        assert len(pool.workers) == 2
+        with pytest.raises(GeneratorError, match="at least one must stay"):
+            await pool.remove(2)
+        await pool.drop(ids(range(40, 46)))
+
+    asyncio.run(asyncio.wait_for(body(), 240))
 
 
 def test_weights_arrive_between_steps_and_evaluation_uses_them(
@@ -231,7 +339,7 @@ def test_weights_arrive_between_steps_and_evaluation_uses_them(
 
     async def body(pool: GeneratorPool) -> None:
         (worker,) = pool.workers.values()
-        with pytest.raises(Exception, match="publish version 0"):
+        with pytest.raises(EngineError, match="publish version 0"):
             await pool.submit(groups_of(range(1)))
         learner = Learner(trained)
         await asyncio.to_thread(
@@ -277,8 +385,8 @@ def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, 
         await pool.submit(groups_of(range(3)))
         await pool.drop([GroupId(0, 0), GroupId(0, 2)])
         await _call(worker.abort.remote(GroupId(0, 1), [3, 4, 5]))
-        shards = await asyncio.to_thread(reports.wait, 6)
-        assert set(shards) == {GroupId(0, 1)}
+        shards = await asyncio.to_thread(reports.wait, [GroupId(0, 1)])
+        assert {shard.group for message in reports.messages() for shard in message} == {GroupId(0, 1)}
         aborted = {
             int(index): bool(flag)
             for shard in shards[GroupId(0, 1)]
@@ -294,66 +402,35 @@ def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, 
     with_pool(config, reports.handle, body)
 
 
-def test_a_refused_request_queues_nothing_and_can_be_repaired(make_config: MakeConfig, reports: Reports) -> None:
-    async def body(pool: GeneratorPool) -> None:
-        long = Prompt(0, 1, "long", tuple([4] * 30))
-        with pytest.raises(Exception, match=r"0\.1\.0/0.*context of 32"):
-            await pool.submit([*groups_of(range(1)), (GroupId(0, 1), long)])
-        (worker,) = pool.workers.values()
-        assert await _call(worker.groups.remote()) == []
-        await pool.submit(groups_of(range(1)))
-        await asyncio.to_thread(reports.wait, 6)
-        with pytest.raises(GeneratorError, match="submitted here before"):
-            await pool.submit(groups_of(range(1)))
-        assert await pool.check() == []
-
-    with_pool(make_config(), reports.handle, body)
-
-
 def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:
     async def body(pool: GeneratorPool) -> None:
         await pool.submit(groups_of(range(4)))
-        await asyncio.to_thread(reports.wait, 24)
+        await asyncio.to_thread(reports.wait, ids(range(4)))
         assert await pool.check() == []
         name, handle = next(iter(pool.workers.items()))
-        lost = await _call(handle.groups.remote())
+        held = await _call(handle.groups.remote())
+        assert len(held) == 2
         os.kill((await _call(handle.ready.remote())).pid, signal.SIGKILL)
-        failures = []
-        for _ in range(40):
-            failures += await pool.check()
-            if failures:
-                break
-            await asyncio.sleep(0.25)
-        (failure,) = failures
+        # groups that are sent to it before anyone has noticed are reported with it; the other worker's go on
+        await pool.submit(groups_of(range(4, 8)))
+        rows = await pool.evaluate([prompt(row) for row in range(3)], SamplingParams(max_tokens=4), 1)
+        assert [row.row for row in rows] == [0, 1, 2]
+        (failure,) = await pool.check()
         assert failure.worker == name
         assert "died" in failure.cause
-        assert failure.groups == sorted(lost)
-        assert len(lost) == 2
-        assert name not in pool.workers
+        assert set(held) < set(failure.groups)
+        assert len(failure.groups) == 4
+        alive = set(ids(range(8))) - set(failure.groups)
+        await asyncio.to_thread(reports.wait, sorted(alive))
+        assert set(pool.workers) == {"generation-test/generator/1"}
         assert await pool.check() == []
         new = await pool.replace(name)
         assert new == "generation-test/generator/2"
         assert set(pool.workers) == {"generation-test/generator/1", new}
-        with pytest.raises(Exception, match="publish version 0"):  # it holds no weights that anyone named
-            await _call(
-                pool.workers[new].submit.remote([GroupRequest(GroupId(9, 9), prompt(1), (0,), 1, SamplingParams())])
-            )
+        request = GroupRequest(GroupId(9, 9), prompt(1), (0,), 1, SamplingParams())
+        with pytest.raises(EngineError, match="publish version 0"):  # it holds no weights that anyone named
+            await _call(pool.workers[new].submit.remote([request]))
         assert (await pool.stats()).metrics()["generator/replaced"] == 1.0
-
-    with_pool(make_config(workers=2), reports.handle, body)
-
-
-def test_a_worker_that_dies_before_a_submit_loses_only_its_groups(make_config: MakeConfig, reports: Reports) -> None:
-    async def body(pool: GeneratorPool) -> None:
-        name, handle = next(iter(pool.workers.items()))
-        os.kill((await _call(handle.ready.remote())).pid, signal.SIGKILL)
-        await pool.submit(groups_of(range(4)))
-        await asyncio.to_thread(reports.wait, 12)
-        (failure,) = await pool.check()
-        assert failure.worker == name
-        assert len(failure.groups) == 2
-        rows = await pool.evaluate([prompt(row) for row in range(3)], SamplingParams(max_tokens=4), 1)
-        assert [row.row for row in rows] == [0, 1, 2]
 
     with_pool(make_config(workers=2), reports.handle, body)
 
@@ -377,30 +454,6 @@ def test_a_hung_engine_is_found(make_config: MakeConfig, reports: Reports) -> No
     with_pool(config, reports.handle, body)
 
 
-def test_workers_are_added_and_drained_away(make_config: MakeConfig, reports: Reports) -> None:
-    async def body(pool: GeneratorPool) -> None:
-        (added,) = await pool.add()
-        await _call(pool.workers[added].name_version.remote(0))
-        await pool.submit(groups_of(range(2)))
-        shards = await asyncio.to_thread(reports.wait, 12)
-        owners = {parts[0].worker: group for group, parts in shards.items()}
-        assert len(owners) == 2
-        removing = asyncio.ensure_future(pool.remove(1, timeout=60))
-        await asyncio.sleep(0.5)
-        assert not removing.done()  # its rollouts were not taken yet
-        await pool.submit(groups_of(range(2, 4)))
-        shards = await asyncio.to_thread(reports.wait, 24)
-        (stays,) = {shards[GroupId(0, row)][0].worker for row in (2, 3)}
-        (leaves,) = set(owners) - {stays}
-        await _call(pool.workers[leaves].take.remote(owners[leaves], list(range(6))))
-        assert await removing == []
-        assert set(pool.workers) == {stays}
-        with pytest.raises(GeneratorError, match="at least one must stay"):
-            await pool.remove(1)
-
-    with_pool(make_config(), reports.handle, body)
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -419,6 +472,17 @@ def test_a_pool_that_cannot_start_says_why(make_config: MakeConfig, change: dict
 
     with pytest.raises(GeneratorError, match=text):
         with_pool(config, None, body)
+
+
+def test_a_second_pool_of_the_same_name_is_refused(shared: Shared) -> None:
+    pool, _ = shared
+
+    async def body(second: GeneratorPool) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(GeneratorError, match=r"generation-shared/generator/\d.*run\.name"):
+        with_pool(pool.config, None, body)
+    assert asyncio.run(pool.check()) == []
 
 
 def test_a_model_that_is_not_there_is_named(make_config: MakeConfig) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -160,11 +161,16 @@ def test_two_phases_resume_and_a_dead_rank(holder, model_folder, tmp_path):
 
 
 def test_starts_where_no_compiler_is(cluster, model_folder, tmp_path):
-    """With nothing but the interpreter on PATH and an empty operator cache a rank starts, and compiles nothing."""
-    assert shutil.which("c++", path=str(tmp_path)) is None
-    cache = tmp_path / "cache"
+    """With no compiler on PATH and an empty operator cache a rank starts, and compiles nothing."""
+    tools, cache = tmp_path / "bin", tmp_path / "cache"
+    tools.mkdir()
     cache.mkdir()
-    env = {"PATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(cache), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for tool in Path(folder).glob("*"):
+            if not re.search(r"\+\+|gcc|cc$|clang|ninja", tool.name) and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool)
+    assert all(shutil.which(name, path=str(tools)) is None for name in ("c++", "g++", "cc", "gcc", "ninja"))
+    env = {"PATH": str(tools), "TORCH_EXTENSIONS_DIR": str(cache), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     config = config_for(model_folder, workers=1, top={"run": {"name": "no-compiler"}})
 
     async def start():

@@ -100,7 +100,7 @@ def test_lora_trains_adapters_alone_and_sends_merged_weights(one_rank, model_fol
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_bfloat16_keeps_float32_masters_and_gradient_sums(one_rank, model_folder, stage):
     """The gradient is the float32 sum of the micro-batches' bfloat16 gradients (summed in bfloat16 it is 1e-3 off)."""
-    selections, rollouts = make_step(0, (2, 2), longest=6)
+    selections, rollouts = make_step(0, (3, 3), longest=10)
     config = config_for(
         model_folder,
         zero_stage=stage,

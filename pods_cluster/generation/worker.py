@@ -1,0 +1,301 @@
+"""The generator worker: a Ray actor with an engine, its scorers, and the memory that finished rollouts stay in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pods_cluster.config import Config
+from pods_cluster.generation.engine import Engine
+from pods_cluster.generation.engine_thread import EngineThread
+from pods_cluster.generation.evaluation import Evaluation
+from pods_cluster.generation.finishing import Finisher
+from pods_cluster.generation.records import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
+from pods_cluster.generation.shards import Reporter
+from pods_cluster.generation.store import RolloutStore
+from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams
+from pods_cluster.weights.types import Invitation, WeightUpdate
+
+CONCURRENCY = 32
+"""Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
+
+_WATCHDOG_GRACE = 2.0
+_REPORTS_IN_FLIGHT = 64
+
+
+class GeneratorWorker:
+    """Serves the RPC methods below from Ray's threads; the engine has one thread of its own.
+
+    The constructor only starts that thread: `ready` waits for it. A worker whose engine, scorers or reports failed
+    raises the cause from every call, and names it in `stats().error`.
+    """
+
+    def __init__(self, config: Config, name: str, selector: Any = None) -> None:
+        self.config = config
+        self.name = name
+        self._selector = selector
+        self._sent: list[Any] = []
+        self._error: str | None = None
+        self._store = RolloutStore()
+        self._evaluating = threading.Lock()
+        self._evaluation: Evaluation | None = None
+        self._scorers: Any = None
+        self._finisher: Finisher | None = None
+        self._reporter = Reporter(name, self._send, lambda error: self._fail("reporting to the selector", error))
+        self._engine = EngineThread(self._start, self._take_finished)
+
+    # Starting and ending.
+
+    def ready(self) -> WorkerInfo:
+        """Waits until the engine and the scorers have started. Raises GeneratorError with what kept them from it."""
+        engine = self._engine.ready(self.config.generator.start_timeout)
+        self._check()
+        return WorkerInfo(self.name, _node(), os.getpid(), self.config.generator.engine, engine.version)
+
+    def shutdown(self) -> None:
+        """End the engine and the scorer processes; finished rollouts are gone then."""
+        self._engine.stop()
+        self._reporter.close()
+        if self._scorers is not None:
+            self._scorers.close()
+        if self._finisher is not None:
+            self._finisher.close()
+
+    def _start(self) -> Engine:
+        """In the engine's thread: scorers start meanwhile, their processes take a while to import."""
+        # Imported here and not by the constructor: that takes seconds, and the constructor's end tells that Ray has
+        # placed the worker.
+        import torch
+        from transformers import AutoTokenizer
+
+        from pods_cluster.generation.factory import make_engine
+        from pods_cluster.scoring import ScorerPool
+        from pods_cluster.scoring.from_config import reward_specs
+
+        threads = self.config.generator.threads
+        torch.set_num_threads(threads or max(1, int(self.config.generator.cpus_per_worker)))
+        model = self.config.model
+        with ThreadPoolExecutor(1) as pool:
+            scorers = pool.submit(ScorerPool, reward_specs(self.config.reward), self.config.scoring.workers)
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+                engine = make_engine(self.config, tokenizer)
+            except BaseException:
+                if scorers.exception() is None:
+                    scorers.result().close()
+                raise
+            self._scorers = scorers.result()
+        self._finisher = Finisher(
+            tokenizer, self._scorers, self._take_scored, lambda error: self._fail("finishing rollouts", error)
+        )
+        return engine
+
+    # Rollouts.
+
+    def submit(self, groups: Sequence[GroupRequest]) -> None:
+        """Queue all or none. Raises EngineError for one that can never run, GeneratorError for a repetition."""
+        self._check()
+        self._store.expect(groups)
+        requests = [request for group in groups for request in group.requests()]
+        try:
+            self._engine.call(lambda engine: engine.submit(requests), self.config.generator.request_timeout)
+        except BaseException:
+            self._store.forget(groups)
+            raise
+
+    def take(self, group: GroupId, indices: Sequence[int]) -> list[Rollout]:
+        """Hand over finished rollouts and forget them. Raises RolloutsGone (and hands over none) if one is not here."""
+        return self._store.take(GroupId(*group), list(indices))
+
+    def keep(self, selections: Iterable[tuple[GroupId, Iterable[int]]]) -> None:
+        """Of these groups only these rollouts are still wanted: others are forgotten, unfinished ones aborted."""
+        self._abort([key for group, indices in selections for key in self._store.keep(GroupId(*group), indices)])
+
+    def drop(self, groups: Iterable[GroupId]) -> None:
+        """Forget these groups: finished rollouts go, unfinished ones are aborted."""
+        self._abort([key for group in groups for key in self._store.drop(GroupId(*group))])
+
+    def abort(self, group: GroupId, indices: Sequence[int] | None = None) -> None:
+        """End unfinished rollouts early; they are reported as aborted, with the tokens they have and no reward."""
+        self._abort(self._store.pending_keys(GroupId(*group), indices))
+
+    def sample(self, group: GroupId) -> list[Rollout]:
+        """Copies of the group's finished rollouts that are here."""
+        return self._store.sample(GroupId(*group))
+
+    def groups(self) -> list[GroupId]:
+        """Groups with unfinished or held rollouts here."""
+        return self._store.groups()
+
+    def drain(self, timeout: float) -> list[GroupId]:
+        """Wait until every rollout here was taken or given up; returns the groups left after `timeout` seconds."""
+        self._check()
+        self._store.wait_empty(timeout)
+        return self._store.groups()
+
+    def evaluate(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> list[EvalRow]:
+        """`samples` completions of each prompt (0: one greedy), scored, on the weights served now.
+
+        Raises GeneratorError when nothing finishes for `generator.request_timeout` seconds, or the weights change.
+        """
+        self._check()
+        evaluation = Evaluation(prompts, sampling, samples)
+        if not evaluation.requests:
+            return []
+        patience = self.config.generator.request_timeout
+        with self._evaluating:
+            self._evaluation = evaluation
+            try:
+                version = self._engine.call(lambda engine: _submit(engine, evaluation), patience)
+                left, changed = evaluation.left, time.monotonic()
+                while not evaluation.wait(0.5):
+                    self._check()
+                    if evaluation.left != left:
+                        left, changed = evaluation.left, time.monotonic()
+                    elif time.monotonic() - changed > patience:
+                        raise GeneratorError(
+                            f"evaluate: {left} of {len(evaluation.requests)} completions are missing and none came for "
+                            f"{patience:g} s (generator.request_timeout)"
+                        )
+                return evaluation.rows(version)
+            finally:
+                self._evaluation = None
+                if evaluation.left:
+                    self._abort([request.key for request in evaluation.requests])
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
+        """Log-probabilities of given completions under the weights served now; see `Engine.score`."""
+        self._check()
+        return self._engine.call(lambda engine: engine.score(sequences, temperature))
+
+    # Weights.
+
+    def connect(self, invitation: Invitation) -> None:
+        """Join a broadcast group; see `Engine.connect`."""
+        self._check()
+        self._engine.call(lambda engine: engine.connect(invitation))
+
+    def receive(self, update: WeightUpdate) -> None:
+        """Take one version between two steps; see `Engine.receive`. A watchdog ends a transfer that hangs."""
+        self._check()
+        self._engine.call(lambda engine: self._receive(engine, update))
+
+    def disconnect(self) -> None:
+        """Leave the broadcast group, also while a transfer hangs in the engine's thread."""
+        if self._engine.engine is not None:
+            self._engine.engine.disconnect()
+
+    def name_version(self, version: int) -> None:
+        """The weights that the engine loaded from `model.path` are this version; for runs without a learner."""
+        self._check()
+        self._engine.call(lambda engine: setattr(engine, "version", version))
+
+    def fingerprints(self) -> dict[str, str]:
+        """See `Engine.fingerprints`."""
+        self._check()
+        return self._engine.call(lambda engine: engine.fingerprints())
+
+    def _receive(self, engine: Engine, update: WeightUpdate) -> None:
+        watchdog = threading.Timer(update.timeout + _WATCHDOG_GRACE, engine.disconnect)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            engine.receive(update)
+        finally:
+            watchdog.cancel()
+
+    # Health.
+
+    def stats(self) -> WorkerStats:
+        """Answers also while the engine hangs or after it failed."""
+        engine = self._engine.engine
+        mean, longest = self._finisher.seconds() if self._finisher is not None else (0.0, 0.0)
+        return WorkerStats(
+            name=self.name,
+            version=engine.version if engine is not None else -1,
+            closed=engine.closed if engine is not None else True,
+            engine=self._engine.stats(),
+            groups=len(self._store.groups()),
+            stored=self._store.stored,
+            stored_tokens=self._store.stored_tokens,
+            scoring=self._finisher.waiting if self._finisher is not None else 0,
+            reported=self._reporter.reported,
+            scorers=self._scorers.stats() if self._scorers is not None else None,
+            scoring_seconds_mean=mean,
+            scoring_seconds_max=longest,
+            tokens_per_second=self._engine.rate.now,
+            saturated=self._engine.rate.saturated,
+            stalled_seconds=self._engine.stalled_seconds,
+            error=self._error or self._engine.describe_error(),
+        )
+
+    def _check(self) -> None:
+        if (error := self._error or self._engine.describe_error()) is not None:
+            raise GeneratorError(f"{self.name}: {error}")
+
+    def _fail(self, doing: str, error: BaseException) -> None:
+        self._error = self._error or f"{doing} failed: {type(error).__name__}: {error}"
+
+    def _abort(self, keys: list[str]) -> None:
+        if keys:
+            self._engine.post(lambda engine: engine.abort(keys))
+
+    def _take_finished(self, rollouts: list[Rollout]) -> None:
+        """In the engine's thread. Rollouts that nobody wants any more end here."""
+        finisher = self._finisher
+        assert finisher is not None
+        wanted: list[tuple[Rollout, Prompt]] = []
+        evaluation = self._evaluation
+        for rollout in rollouts:
+            if rollout.group.epoch < 0:
+                prompt = evaluation.prompts.get(rollout.group) if evaluation is not None else None
+            elif (prompt := self._store.prompt(rollout)) is None:
+                self._store.settle(rollout)
+            if prompt is not None:
+                wanted.append((rollout, prompt))
+        if wanted:
+            finisher.add(wanted)
+
+    def _take_scored(self, rollout: Rollout) -> None:
+        if rollout.group.epoch < 0:
+            evaluation = self._evaluation
+            if evaluation is not None and rollout.group in evaluation.prompts:
+                evaluation.add(rollout)
+            return
+        size = self._store.settle(rollout)
+        if size is not None:
+            self._reporter.add(rollout, size)
+
+    def _send(self, shards: list[GroupShard]) -> None:
+        """To the selector, not waiting; a failed report surfaces with a later one."""
+        if self._selector is None:
+            return
+        import ray
+        from ray.exceptions import RayTaskError
+
+        self._sent.append(self._selector.report.remote(shards))
+        ready, waiting = ray.wait(self._sent, num_returns=len(self._sent), timeout=0)
+        if len(waiting) > _REPORTS_IN_FLIGHT:
+            more, waiting = ray.wait(waiting, num_returns=1, timeout=self.config.generator.request_timeout)
+            ready += more
+        self._sent = waiting
+        for reference in ready:
+            # What the selector has against a report, its next `collect` raises; a dead selector ends this worker.
+            with contextlib.suppress(RayTaskError):
+                ray.get(reference)
+
+
+def _submit(engine: Engine, evaluation: Evaluation) -> int:
+    engine.submit(evaluation.requests)
+    return engine.version
+
+
+def _node() -> str:
+    import ray
+
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
