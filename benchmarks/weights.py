@@ -1,0 +1,184 @@
+"""New weights from a DeepSpeed learner to vLLM generators: seconds, GB/s, and proof that both ends agree.
+
+    python -m benchmarks.weights --shape 3b --generators 1            # a GPU each for the learner and every generator
+    python -m benchmarks.weights --shape tiny --engine transformers   # the same path over gloo on a CPU
+
+Random weights of Qwen2.5's shapes; speed does not depend on their values. The first publish builds the broadcast group, later
+ones use it; requests are in flight while they happen (`--load`), so that what a pause costs is in the numbers. Writes
+`benchmarks/results/weights_<shape>.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from benchmarks._machine import machine
+from pods_cluster.config import Config, build_config
+from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.learning.group import LearnerGroup
+from pods_cluster.types import GroupId, Prompt
+from pods_cluster.weights.broadcast import Broadcaster
+from pods_cluster.weights.fingerprint import difference
+
+SHAPES = {
+    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+             "num_key_value_heads": 2, "vocab_size": 151936},
+    "3b": {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+           "num_key_value_heads": 2, "vocab_size": 151936},
+    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "vocab_size": 512},
+}  # fmt: skip
+
+
+def make_model(shape: str, folder: Path, gpu: bool) -> None:
+    """Random weights with the quickstart's tokenizer, whose few tokens every vocabulary holds."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from pods_cluster.quickstart.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    config = Qwen2Config(
+        **SHAPES[shape],
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if gpu else "cpu"):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16 if gpu else torch.float32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def configuration(arguments: argparse.Namespace, model: Path, gpu: bool) -> Config:
+    generator: dict[str, Any] = {
+        "engine": arguments.engine,
+        "workers": arguments.generators,
+        "rollouts_per_prompt": 32,
+        "max_tokens": arguments.max_tokens,
+        "max_sequences": 256,
+    }
+    return build_config(
+        {
+            "model": {"path": str(model), "dtype": "bfloat16" if gpu else "float32"},
+            "data": {"path": "unused.jsonl", "max_prompt_tokens": 64},
+            "reward": [{"name": "exact_match"}],
+            "generator": generator,
+            "selector": {"keep": 8},
+            "learner": {
+                "workers": arguments.learners,
+                "zero_stage": arguments.zero_stage,
+                "tokens_per_microbatch": 8192,
+                "gradient_checkpointing": gpu,
+            },
+            "weights": {"bucket_megabytes": arguments.bucket_megabytes},
+            "run": {"name": f"bench-weights-{arguments.shape}"},
+        }
+    )
+
+
+async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> dict[str, Any]:
+    pool, learners = GeneratorPool(config, None), LearnerGroup(config)
+    try:
+        began = time.monotonic()
+        await asyncio.gather(pool.start(), learners.start())
+        result: dict[str, Any] = {"start_seconds": round(time.monotonic() - began, 1)}
+        broadcaster = Broadcaster(learners.handles, config.weights, config.run.name, gpus=gpu)
+        reports = [await broadcaster.publish(0, pool.workers)]
+        if arguments.load:
+            await load(pool, config)
+        for version in range(1, arguments.publishes + 1):
+            await asyncio.sleep(arguments.pause)
+            reports.append(await broadcaster.publish(version, pool.workers))
+        failed = {name: reason for report in reports for name, reason in report.failed.items()}
+        later = [report.seconds for report in reports[1:]]
+        result |= {
+            "transport": broadcaster.transport,
+            "bytes": reports[0].nbytes,
+            "first_seconds": round(reports[0].seconds, 4),
+            "seconds": [round(value, 4) for value in later],
+            "median_seconds": round(statistics.median(later), 4),
+            "gigabytes_per_second": round(reports[0].nbytes / statistics.median(later) / 1e9, 2),
+            "failed": failed,
+        }
+        result["agreement"] = await agreement(pool, learners, config)
+        return result
+    finally:
+        await pool.close()
+        await learners.close()
+
+
+async def load(pool: GeneratorPool, config: Config) -> None:
+    """Fill the engines, so that an update comes between the steps of requests that run."""
+    prompts = [Prompt(0, row, "", tuple(4 + (row + place) % 8 for place in range(16))) for row in range(8)]
+    await pool.submit([(GroupId(0, prompt.row), prompt) for prompt in prompts])
+    await asyncio.sleep(0.5)
+
+
+async def agreement(pool: GeneratorPool, learners: LearnerGroup, config: Config) -> dict[str, Any]:
+    """The same tokens scored by the learner and by every generator, and fingerprints of both ends."""
+    pairs = [([4 + (row + place) % 8 for place in range(16)], [4 + (3 * row + place) % 8 for place in range(32)])
+             for row in range(16)]  # fmt: skip
+    expected = [value for row in await learners.score(pairs, 1.0) for value in row]
+    sent = (await asyncio.gather(*(rank.weights_fingerprints.remote() for rank in learners.handles)))[0]
+    found: dict[str, Any] = {}
+    for name, worker in pool.workers.items():
+        got = [value for row in await worker.score.remote(pairs, 1.0) for value in row]
+        gaps = [abs(one - other) for one, other in zip(got, expected, strict=True)]
+        found[name] = {
+            "mean_logprob_difference": round(sum(gaps) / len(gaps), 6),
+            "max_logprob_difference": round(max(gaps), 6),
+            "fingerprints": difference(sent, await worker.fingerprints.remote()) or "equal",
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="3b")
+    parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
+    parser.add_argument("--generators", type=int, default=1)
+    parser.add_argument("--learners", type=int, default=1)
+    parser.add_argument("--zero-stage", type=int, choices=(1, 2, 3), default=2)
+    parser.add_argument("--publishes", type=int, default=8)
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds between publishes")
+    parser.add_argument("--max-tokens", type=int, default=1024)
+    parser.add_argument("--bucket-megabytes", type=float, default=256.0)
+    parser.add_argument("--no-load", dest="load", action="store_false", help="publish to idle engines")
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
+
+    import torch
+
+    gpu = torch.cuda.is_available()
+    with tempfile.TemporaryDirectory() as scratch:
+        make_model(arguments.shape, Path(scratch) / "model", gpu)
+        if gpu:
+            torch.cuda.empty_cache()
+        cpus = arguments.generators + arguments.learners + 1
+        ray.init(address="local", num_cpus=cpus, namespace="pods", include_dashboard=False, logging_level="error")
+        try:
+            result = asyncio.run(measure(arguments, configuration(arguments, Path(scratch) / "model", gpu), gpu))
+        finally:
+            ray.shutdown()
+    settings = {name: value for name, value in vars(arguments).items() if name != "out"}
+    out = Path(arguments.out or f"benchmarks/results/weights_{arguments.shape}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"machine": machine(), "settings": settings, **result}, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
