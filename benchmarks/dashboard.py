@@ -110,7 +110,7 @@ def page_data(url: str) -> float:
     started = time.perf_counter()
     with httpx.Client(timeout=120) as client:
         run = f"/api/runs/{RUN}"
-        files = ("/", "/static/app.js", "/static/plotly.min.js")
+        files = ("/", "/static/app.js", "/static/plotly-basic.min.js")
         for path in (*files, "/api/runs", run, f"{run}/config", f"{run}/events?limit=10"):
             client.get(url + path).raise_for_status()
         client.get(f"{url}/api/runs/{RUN}/series", params={"metric": METRICS, "points": 700}).raise_for_status()

@@ -30,7 +30,7 @@ from pods_cluster.generation.transformers_engine import TransformersEngine
 from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
 
 RESULT = Path(__file__).parent / "results" / "engine_cpu.json"
-ROUNDS = 3
+ROUNDS = 5
 END = 2
 
 
@@ -49,8 +49,8 @@ class Case:
 
 CASES = (
     Case("short", groups=8, prompt=7, new=4, vocabulary=16, ends=False),
-    Case("longer", groups=4, prompt=32, new=48, vocabulary=32, ends=False),
-    Case("uneven", groups=4, prompt=32, new=96, vocabulary=32, ends=True),
+    Case("longer", groups=8, prompt=32, new=48, vocabulary=32, ends=False),
+    Case("uneven", groups=8, prompt=32, new=96, vocabulary=32, ends=True),
 )
 
 

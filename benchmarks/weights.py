@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import statistics
 import tempfile
 import time
@@ -46,9 +47,10 @@ def make_model(shape: str, folder: Path, gpu: bool) -> None:
 
     from pods_cluster.quickstart.tokenizer import build_tokenizer
 
-    tokenizer = build_tokenizer()
+    tokenizer: Any = build_tokenizer()
+    sizes: dict[str, Any] = SHAPES[shape]
     config = Qwen2Config(
-        **SHAPES[shape],
+        **sizes,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
@@ -57,7 +59,8 @@ def make_model(shape: str, folder: Path, gpu: bool) -> None:
     )
     torch.manual_seed(0)
     with torch.device("cuda" if gpu else "cpu"):
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16 if gpu else torch.float32)
+        model: Any = Qwen2ForCausalLM(config)
+        model = model.to(torch.bfloat16 if gpu else torch.float32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -98,7 +101,7 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
         broadcaster = Broadcaster(learners.handles, config.weights, config.run.name, gpus=gpu)
         reports = [await broadcaster.publish(0, pool.workers)]
         if arguments.load:
-            await load(pool, config)
+            await load(pool)
         for version in range(1, arguments.publishes + 1):
             await asyncio.sleep(arguments.pause)
             reports.append(await broadcaster.publish(version, pool.workers))
@@ -113,21 +116,21 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
             "gigabytes_per_second": round(reports[0].nbytes / statistics.median(later) / 1e9, 2),
             "failed": failed,
         }
-        result["agreement"] = await agreement(pool, learners, config)
+        result["agreement"] = await agreement(pool, learners)
         return result
     finally:
         await pool.close()
         await learners.close()
 
 
-async def load(pool: GeneratorPool, config: Config) -> None:
+async def load(pool: GeneratorPool) -> None:
     """Fill the engines, so that an update comes between the steps of requests that run."""
     prompts = [Prompt(0, row, "", tuple(4 + (row + place) % 8 for place in range(16))) for row in range(8)]
     await pool.submit([(GroupId(0, prompt.row), prompt) for prompt in prompts])
     await asyncio.sleep(0.5)
 
 
-async def agreement(pool: GeneratorPool, learners: LearnerGroup, config: Config) -> dict[str, Any]:
+async def agreement(pool: GeneratorPool, learners: LearnerGroup) -> dict[str, Any]:
     """The same tokens scored by the learner and by every generator, and fingerprints of both ends."""
     pairs = [([4 + (row + place) % 8 for place in range(16)], [4 + (3 * row + place) % 8 for place in range(32)])
              for row in range(16)]  # fmt: skip
@@ -168,7 +171,7 @@ def main() -> None:
         if gpu:
             torch.cuda.empty_cache()
         cpus = arguments.generators + arguments.learners + 1
-        ray.init(address="local", num_cpus=cpus, namespace="pods", include_dashboard=False, logging_level="error")
+        ray.init(address="local", num_cpus=cpus, namespace="pods", include_dashboard=False, logging_level=logging.ERROR)
         try:
             result = asyncio.run(measure(arguments, configuration(arguments, Path(scratch) / "model", gpu), gpu))
         finally:

@@ -158,7 +158,7 @@ class Locator(NamedTuple):
 
     worker: str
     group: GroupId
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  (shadows tuple.index, which nothing here calls)
 
 
 @dataclass(slots=True)

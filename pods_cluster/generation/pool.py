@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
+from pods_cluster.generation.placement import (
+    ANSWER_SECONDS,
+    cause,
+    create_worker,
+    kill,
+    quietly,
+    result,
+    worker_started,
+)
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, GroupRequest, WorkerStats
-from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
-NAMESPACE = "pods"
-RESOURCE = "pods_generator"
-ANSWER_SECONDS = 15.0
-"""A healthy worker answers `stats` at once; after twice this in a row without an answer it counts as hung."""
 CLOSE_SECONDS = 15.0
 
 
@@ -74,11 +76,11 @@ class GeneratorPool:
         new: dict[str, Any] = {}
         try:
             for name in self._names(count):
-                new[name] = self._create(name)
-            await asyncio.gather(*(self._started(name, handle) for name, handle in new.items()))
+                new[name] = create_worker(self.config, name, self._selector, self._options)
+            await asyncio.gather(*(worker_started(self.config, name, handle) for name, handle in new.items()))
         except BaseException:
             for handle in new.values():
-                _kill(handle)
+                kill(handle)
             raise
         self._members.update((name, _Member(handle)) for name, handle in new.items())
         return list(new)
@@ -106,10 +108,10 @@ class GeneratorPool:
     async def close(self) -> None:
         """End all workers."""
         members, self._members = self._members, {}
-        calls = [_quietly(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
+        calls = [quietly(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
         await asyncio.gather(*calls)
         for member in members.values():
-            _kill(member.handle)
+            kill(member.handle)
 
     async def adopt(self, version: int) -> None:
         """The weights that the workers loaded from `model.path` are `version`; for runs without a learner."""
@@ -165,7 +167,7 @@ class GeneratorPool:
     async def sample(self, group: GroupId) -> list[Rollout]:
         """Copies of the group's finished rollouts, by index; empty where their worker is gone."""
         calls = [self._members[name].handle.sample.remote(group) for name in self._holders(group)]
-        parts = await asyncio.gather(*(_quietly(call, ANSWER_SECONDS) for call in calls))
+        parts = await asyncio.gather(*(quietly(call, ANSWER_SECONDS) for call in calls))
         return sorted((rollout for part in parts if part for rollout in part), key=lambda rollout: rollout.index)
 
     async def evaluate(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> list[EvalRow]:
@@ -198,8 +200,8 @@ class GeneratorPool:
         stats = await self._all_stats()
         failures = []
         for name, member in list(self._members.items()):
-            if (cause := member.failure or self._complaint(member, stats.get(name))) is not None:
-                failures.append(self._discard(name, cause))
+            if (complaint := member.failure or self._complaint(member, stats.get(name))) is not None:
+                failures.append(self._discard(name, complaint))
         return failures
 
     async def fail(self, worker: str, reason: str) -> list[Failure]:
@@ -223,69 +225,21 @@ class GeneratorPool:
         start, self._next = self._next, self._next + count
         return [f"{self.config.run.name}/generator/{index}" for index in range(start, self._next)]
 
-    def _create(self, name: str) -> Any:
-        config, there = self.config.generator, ray.cluster_resources()
-        gpus = config.gpus_per_worker
-        if gpus is None:
-            gpus = float(config.tensor_parallel) if config.engine == "vllm" and there.get("GPU") else 0.0
-        threads = config.threads or max(1, int(config.cpus_per_worker))
-        options: dict[str, Any] = {
-            "name": name,
-            "namespace": NAMESPACE,
-            "num_cpus": config.cpus_per_worker,
-            "num_gpus": gpus,
-            "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
-            "max_concurrency": CONCURRENCY,
-            "max_restarts": 0,  # a restarted process would hold neither rollouts nor weights: `replace` does that
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
-        }
-        actor = ray.remote(GeneratorWorker).options(**{**options, **self._options})
-        try:
-            return actor.remote(self.config, name, self._selector)
-        except ValueError as error:
-            raise GeneratorError(
-                f"{name} cannot be started ({error}); if another run has this run.name, stop it or choose another name"
-            ) from error
-
-    async def _started(self, name: str, handle: Any) -> None:
-        config = self.config.generator
-        placement = self.config.cluster.placement_timeout
-        try:
-            await asyncio.wait_for(_result(handle.__ray_ready__.remote()), placement)
-        except TimeoutError:
-            free = ray.available_resources()
-            raise GeneratorError(
-                f"{name} was not placed within {placement:g} s: it needs {config.cpus_per_worker:g} CPU(s), the "
-                f"cluster has {free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} free, "
-                f"and {free.get('GPU', 0):g} GPU(s); "
-                f"lower generator.workers, add nodes, or raise cluster.placement_timeout"
-            ) from None
-        except RayActorError as error:
-            raise GeneratorError(f"{name} died while it started: {_cause(error)}") from error
-        try:
-            await asyncio.wait_for(_result(handle.ready.remote()), config.start_timeout + ANSWER_SECONDS)
-        except TimeoutError:
-            raise GeneratorError(
-                f"{name} has not started within generator.start_timeout: {config.start_timeout:g} s"
-            ) from None
-        except (RayActorError, RayTaskError) as error:
-            raise GeneratorError(f"{name} could not start: {_cause(error)}") from error
-
     async def _drain(self, name: str, timeout: float) -> list[Failure]:
         member = self._members[name]
-        left = await _quietly(member.handle.drain.remote(timeout), timeout + ANSWER_SECONDS)
+        left = await quietly(member.handle.drain.remote(timeout), timeout + ANSWER_SECONDS)
         if name not in self._members:
             return []  # it failed meanwhile, and was reported
         if left is not None:
             member.groups = {GroupId(*group) for group in left}
-            await _quietly(member.handle.shutdown.remote(), CLOSE_SECONDS)
+            await quietly(member.handle.shutdown.remote(), CLOSE_SECONDS)
         failure = self._discard(name, "removed from the pool before its rollouts were taken")
         return [failure] if failure.groups else []
 
-    def _discard(self, name: str, cause: str) -> Failure:
+    def _discard(self, name: str, reason: str) -> Failure:
         member = self._members.pop(name)
-        _kill(member.handle)
-        return Failure(name, cause, sorted(member.groups))
+        kill(member.handle)
+        return Failure(name, reason, sorted(member.groups))
 
     def _holders(self, group: GroupId) -> list[str]:
         return [name for name, member in self._members.items() if group in member.groups]
@@ -311,9 +265,9 @@ class GeneratorPool:
         async def ask(name: str) -> WorkerStats | None:
             member = self._members[name]
             try:
-                return await asyncio.wait_for(_result(member.handle.stats.remote()), ANSWER_SECONDS)
+                return await asyncio.wait_for(result(member.handle.stats.remote()), ANSWER_SECONDS)
             except RayActorError as error:
-                member.failure = f"died: {_cause(error)}"
+                member.failure = f"died: {cause(error)}"
             except TimeoutError:
                 pass
             return None
@@ -323,41 +277,19 @@ class GeneratorPool:
 
     async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
         """Answers by worker; a dead worker is marked and has none. What a method raises is raised, the cause itself."""
-        answers = await asyncio.gather(*(_result(call) for call in calls.values()), return_exceptions=True)
-        result: dict[str, Any] = {}
+        answers = await asyncio.gather(*(result(call) for call in calls.values()), return_exceptions=True)
+        answered: dict[str, Any] = {}
         for name, answer in zip(calls, answers, strict=True):
             if isinstance(answer, RayActorError):
                 if name in self._members:
-                    self._members[name].failure = f"died: {_cause(answer)}"
+                    self._members[name].failure = f"died: {cause(answer)}"
             elif isinstance(answer, RayTaskError) and isinstance(answer.cause, Exception):
                 raise answer.cause
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                result[name] = answer
-        return result
+                answered[name] = answer
+        return answered
 
     async def _tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
-        await asyncio.gather(*(_quietly(call, ANSWER_SECONDS) for call in calls.values()))
-
-
-async def _result(reference: Awaitable[Any]) -> Any:
-    return await reference
-
-
-async def _quietly(reference: Awaitable[Any], timeout: float) -> Any:
-    """The answer, or None: a worker that is gone or silent is `check`'s business."""
-    with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
-        return await asyncio.wait_for(_result(reference), timeout)
-    return None
-
-
-def _cause(error: BaseException) -> str:
-    """What happened, without Ray's frames."""
-    cause = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) else error
-    return " ".join(str(cause).split("\n\n")[0].splitlines()[:8]) or type(cause).__name__
-
-
-def _kill(handle: Any) -> None:
-    with contextlib.suppress(Exception):
-        ray.kill(handle, no_restart=True)
+        await asyncio.gather(*(quietly(call, ANSWER_SECONDS) for call in calls.values()))

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pods_cluster.generation.checks import check_request
 from pods_cluster.generation.engine import EngineError, EngineStats
 from pods_cluster.generation.hf_model import Forward, WeightLoad, right_padded
 from pods_cluster.generation.kv_cache import SlotCache
@@ -23,11 +24,10 @@ from pods_cluster.generation.memory import KVBudget
 from pods_cluster.generation.receiving import WeightReceiving
 from pods_cluster.generation.rows import RowTable
 from pods_cluster.generation.sampling import sample
+from pods_cluster.generation.teacher_forcing import score
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest
 from pods_cluster.weights.fingerprint import fingerprints
 from pods_cluster.weights.types import WeightUpdate
-
-SCORE_ELEMENTS = 1 << 25
 
 
 class TransformersEngine(WeightReceiving):
@@ -73,7 +73,8 @@ class TransformersEngine(WeightReceiving):
             )
         keys = set()
         for request in requests:
-            self._check(request)
+            check_request(request, self._forward.context, self._forward.vocabulary)
+            self._budget.check(request.key, len(request.prompt_ids) + request.sampling.max_tokens)
             if request.key in self._keys or request.key in keys:
                 raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
             keys.add(request.key)
@@ -106,30 +107,6 @@ class TransformersEngine(WeightReceiving):
             self._decode(finished)
         self._busy_seconds += time.perf_counter() - started
         return finished
-
-    def _check(self, request: RolloutRequest) -> None:
-        length, sampling, context = len(request.prompt_ids), request.sampling, self._forward.context
-        if length == 0:
-            raise EngineError(f"request {request.key}: the prompt has no tokens; a template must render at least one")
-        if sampling.max_tokens < 1:
-            raise EngineError(f"request {request.key}: max_tokens: {sampling.max_tokens} must be at least 1")
-        if context is not None and length + sampling.max_tokens > context:
-            raise EngineError(
-                f"request {request.key}: prompt of {length} + max_tokens of {sampling.max_tokens} tokens exceed the "
-                f"model's context of {context}; lower generator.max_tokens or data.max_prompt_tokens"
-            )
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._forward.vocabulary:
-            raise EngineError(
-                f"request {request.key}: prompt ids reach from {min(request.prompt_ids)} to {max(request.prompt_ids)}, "
-                f"the vocabulary is 0 to {self._forward.vocabulary - 1}; tokenizer and model differ"
-            )
-        if not 0.0 <= sampling.temperature < float("inf"):
-            raise EngineError(f"request {request.key}: temperature: {sampling.temperature} must be 0 (greedy) or more")
-        if not 0.0 < sampling.top_p <= 1.0 or not 0.0 <= sampling.min_p <= 1.0:
-            raise EngineError(
-                f"request {request.key}: top_p: {sampling.top_p} must be in (0, 1], min_p: {sampling.min_p} in [0, 1]"
-            )
-        self._budget.check(request.key, length + sampling.max_tokens)
 
     # One step.
 
@@ -296,44 +273,9 @@ class TransformersEngine(WeightReceiving):
             self._stop_table = np.concatenate([self._stop_table, row])
         return self._stops[extra]
 
-    # Scoring given completions.
-
-    @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
         """See `Engine.score`; at temperature 0 the untempered log-probabilities."""
-        results: list[list[float]] = [[] for _ in sequences]
-        order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]) + len(sequences[i][1]))
-        while order:
-            longest, chunk = 0, []
-            while order:
-                longest = max(longest, sum(map(len, sequences[order[0]])))
-                if chunk and (len(chunk) + 1) * longest * self._forward.vocabulary > SCORE_ELEMENTS:
-                    break
-                chunk.append(order.pop(0))
-            for index, values in zip(chunk, self._score_chunk([sequences[i] for i in chunk], temperature), strict=True):
-                results[index] = values
-        return results
-
-    def _score_chunk(
-        self, sequences: list[tuple[Sequence[int], Sequence[int]]], temperature: float
-    ) -> list[list[float]]:
-        for number, (prompt, completion) in enumerate(sequences):
-            if not len(prompt) or (self._forward.context and len(prompt) + len(completion) > self._forward.context):
-                raise EngineError(
-                    f"score: sequence {number} has {len(prompt)} prompt and {len(completion)} completion tokens; it "
-                    f"needs a prompt and at most {self._forward.context} tokens in all"
-                )
-        ids, _ = right_padded([(*prompt, *completion) for prompt, completion in sequences])
-        rows, longest = ids.shape
-        ids = ids.to(self._forward.device)
-        positions = torch.arange(longest, device=ids.device)[None].expand(rows, -1)
-        logits = self._forward(ids, positions, None, self._forward.causal_mask(rows, longest)).float()
-        logp = torch.log_softmax(logits[:, :-1] / (temperature or 1.0), dim=-1)
-        picked = logp.gather(2, ids[:, 1:, None])[..., 0].cpu()
-        return [
-            picked[row, len(prompt) - 1 : len(prompt) - 1 + len(completion)].tolist()
-            for row, (prompt, completion) in enumerate(sequences)
-        ]
+        return score(self._forward, sequences, temperature)
 
     # Weights.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from pods_cluster.quickstart.task import Row
+from pods_cluster.quickstart.tokenizer import PAD_ID
 
 IGNORED = -100
 
@@ -48,7 +49,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Batch:
     prompts = [tokenizer.encode(render_prompt(tokenizer, row), add_special_tokens=False) for row in rows]
     answers = [tokenizer.encode(f"{row['answer']}{tokenizer.eos_token}", add_special_tokens=False) for row in rows]
     width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    ids = torch.full((len(rows), width), int(tokenizer.pad_token_id))
+    ids = torch.full((len(rows), width), PAD_ID)
     labels = torch.full((len(rows), width), IGNORED)
     for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         end = len(prompt) + len(answer)

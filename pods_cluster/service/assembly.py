@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
+from pods_cluster.generation.records import Failure
 from pods_cluster.service.ledger import Ledger
 from pods_cluster.service.numbers import Tally
-from pods_cluster.generation.records import Failure
 from pods_cluster.service.stages import Generators, Selector
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
 

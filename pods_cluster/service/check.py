@@ -53,7 +53,9 @@ def _notes(config: Config) -> list[str]:
     if config.selector.keep == config.generator.rollouts_per_prompt:
         notes.append("selector.keep equals generator.rollouts_per_prompt: plain GRPO, nothing is left out")
     if config.selector.keep % 2:
-        notes.append(f"selector.keep: {config.selector.keep} is odd: with binary rewards one side gets one more, by seed")
+        notes.append(
+            f"selector.keep: {config.selector.keep} is odd: with binary rewards one side gets one more, by seed"
+        )
     if config.data.eval is None:
         notes.append("data.eval is left out: the run will not be evaluated on held-out rows")
     if all(reward.weight == 0 for reward in config.reward):
@@ -99,15 +101,21 @@ def _plan_table(config: Config, found: Checked) -> Table:
     tensor = f" × {generator.tensor_parallel} GPUs" if generator.tensor_parallel > 1 else ""
     row("generators", f"{generator.workers} {generator.engine} worker(s){tensor}, "
         f"{generator.max_sequences} rollouts in flight each, up to {generator.max_tokens} tokens")  # fmt: skip
-    row("selector", f"{config.selector.rule}: {config.selector.keep} of {generator.rollouts_per_prompt} rollouts a prompt")
+    row(
+        "selector",
+        f"{config.selector.rule}: {config.selector.keep} of {generator.rollouts_per_prompt} rollouts a prompt",
+    )
     row("learners", f"{learner.workers} rank(s), ZeRO-{learner.zero_stage}, learning rate {learner.learning_rate:g} "
         f"({learner.schedule}, {learner.warmup_steps} warm-up steps)")  # fmt: skip
     low, high = plan.sequences_per_rank
     each = f"{low}" if low == high else f"{low} to {high}"
     row("one step", f"{plan.groups} prompts → {plan.generated:,} rollouts generated → {plan.trained:,} trained "
-        f"({each} a rank, at most {plan.microbatches_at_most} micro-batches of {learner.tokens_per_microbatch:,} tokens)")  # fmt: skip
+        f"({each} a rank, at most {plan.microbatches_at_most} micro-batches)")  # fmt: skip
     row("asymmetry", f"{plan.asymmetry:.2f} rollouts generated for each one trained")
     row("staleness", "0: on-policy, the pools take turns" if not config.staleness
         else f"up to {config.staleness} version(s), at most {plan.out_at_most} groups out")  # fmt: skip
-    row("the run", f"{config.run.steps} steps: {plan.total_generated:,} rollouts generated, {plan.total_trained:,} trained")
+    row(
+        "the run",
+        f"{config.run.steps} steps: {plan.total_generated:,} rollouts generated, {plan.total_trained:,} trained",
+    )
     return table

@@ -52,10 +52,16 @@ def learner_gpus(config: Config, gpus_in_cluster: float) -> float:
     return 1.0 if gpus_in_cluster else 0.0
 
 
+def cards_of_their_own(config: Config, gpus_in_cluster: float) -> bool:
+    """Whether generators and learners compute on whole GPUs: NCCL refuses two ranks on one card."""
+    return min(generator_gpus(config, gpus_in_cluster), learner_gpus(config, gpus_in_cluster)) >= 1
+
+
 def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:
     """Connect to Ray and check that the pools fit. Returns the cluster's total resources.
 
-    Inside a Ray job or with RAY_ADDRESS set, that cluster is used; else a local one is started with as many CPU slots as the pools ask for (slots, not cores: on a laptop the pools take turns).
+    Inside a Ray job or with RAY_ADDRESS set, that cluster is used; else a local one is started with as many CPU slots
+    as the pools ask for (slots, not cores: on a laptop the pools take turns).
     Raises ClusterError.
     """
     if not ray.is_initialized():
@@ -99,4 +105,3 @@ def _initialise(config: Config, *, quiet: bool) -> None:
             else "check free memory and disk, or set cluster.address"
         )
         raise ClusterError(f"cluster.address: {where} cannot be used ({error}); {hint}") from error
-

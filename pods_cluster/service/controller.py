@@ -16,7 +16,7 @@ from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.service import checkpoints
-from pods_cluster.service.cluster import NAMESPACE
+from pods_cluster.service.cluster import NAMESPACE, cards_of_their_own
 from pods_cluster.service.run import Run, RunError
 from pods_cluster.service.selector_handle import SelectorHandle
 from pods_cluster.telemetry.folder import RunFolder
@@ -121,7 +121,13 @@ class Controller:
             pool=pool,
             selector=SelectorHandle(selector),
             learners=learners,
-            publisher=Broadcaster(learners.handles, config.weights, name),
+            publisher=Broadcaster(
+                learners.handles,
+                config.weights,
+                name,
+                gpus=cards_of_their_own(config, ray.cluster_resources().get("GPU", 0.0)),
+                ranks_per_worker=config.generator.tensor_parallel,
+            ),
             stream=self.stream,
             held_out=list(self.held_out),
             recorder=self.recorder,
@@ -135,7 +141,9 @@ class Controller:
 
     async def _summary(self, run: Run) -> Summary:
         reason = run.stop_reason
-        self.recorder.event("finished", f"stopped at step {run.step}: {reason}" if reason else f"done: {run.step} steps")
+        self.recorder.event(
+            "finished", f"stopped at step {run.step}: {reason}" if reason else f"done: {run.step} steps"
+        )
         await asyncio.to_thread(self.recorder.flush)
         return await asyncio.to_thread(write_summary, self.folder, status="stopped" if reason else "finished")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from rich.console import Console
 
 from pods_cluster.config import Config, ConfigError
@@ -73,8 +74,8 @@ def _follow(controller: Any, progress: Progress) -> Summary:
 
 def _show(controller: Any, progress: Progress, cursor: int) -> int:
     try:
-        feed = ray.get(controller.poll.remote(cursor), timeout=30)
-    except ray.exceptions.RayError as error:
+        feed: Any = ray.get(controller.poll.remote(cursor), timeout=30)
+    except RayError as error:
         log.debug("no answer from the controller: %s", error)
         return cursor
     progress.feed(feed.items)
@@ -85,9 +86,9 @@ def _result(reference: Any, timeout: float | None) -> Any:
     """The value of a call, or the error that it raised there, as itself."""
     try:
         return ray.get(reference, timeout=timeout)
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         raise _told(error.cause if isinstance(error.cause, Exception) else error) from error
-    except ray.exceptions.ActorDiedError as error:
+    except ActorDiedError as error:
         cause = getattr(error, "cause", None)
         raise RunError(f"the controller died: {cause or error}") from error
 

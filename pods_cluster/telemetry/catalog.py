@@ -175,6 +175,7 @@ _LEARNING = (
     Metric("sampling/importance_sampling_ratio/min", "ratio", "π_old/μ a token before the cap, lowest.", origin="TRL"),
     Metric("sampling/importance_sampling_ratio/mean", "ratio", "The same, mean.", origin="TRL"),
     Metric("sampling/importance_sampling_ratio/max", "ratio", "The same, highest.", origin="TRL"),
+    Metric("sampling/effective_sample_size", "share", "Effective sample size of the factors, of the trained tokens."),
     Metric("sampling/capped_ratio", "share", "Trained tokens whose factor was cut at `correction.cap`."),
     Metric("sampling/masked_ratio", "share", "Trained tokens left out by `correction.mask`."),
     Metric("mismatch_kl", "nats", "KL divergence of the engine from the learner (k3 estimator), mean over tokens.",

@@ -162,9 +162,9 @@ class Pool:
             self.handles.pop(failure.worker, None)
         return failures
 
-    async def fail(self, worker: str, cause: str) -> list[Failure]:
+    async def fail(self, worker: str, reason: str) -> list[Failure]:
         self.handles.pop(worker, None)
-        return [Failure(worker, cause, [])]
+        return [Failure(worker, reason, [])]
 
     async def replace(self, worker: str) -> str:
         name = f"loop/generator/{int(worker.rsplit('/', 1)[1]) + 1}"

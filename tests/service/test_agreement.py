@@ -61,7 +61,11 @@ def test_after_updates_engine_and_learner_are_one_model(
 
 async def _check(config: Config, export: Path) -> None:
     selector = start_selector(
-        config.run.name, rule=config.selector.rule, m=config.selector.keep, n=config.generator.rollouts_per_prompt, seed=0
+        config.run.name,
+        rule=config.selector.rule,
+        m=config.selector.keep,
+        n=config.generator.rollouts_per_prompt,
+        seed=0,
     )
     pool, learners = GeneratorPool(config, selector), LearnerGroup(config)
     try:

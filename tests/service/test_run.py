@@ -162,7 +162,7 @@ def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):
     loop = Loop(loop_config("run.steps=2"), tmp_path)
     loop.learners.lose = lambda group: group.row == 3 and group.attempt == 0
     loop.main()
-    trained = [group for group in loop.trained_rows()]
+    trained = loop.trained_rows()
     assert trained.count(3) == 2  # once handed over and lost, once trained
     assert loop.fates == {Fate.TRAINED: 7, Fate.LOST: 1}
 

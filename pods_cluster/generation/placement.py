@@ -1,0 +1,94 @@
+"""One generator worker as a Ray actor: its resources, its start, and calls to it that may find it gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from pods_cluster.config import Config
+from pods_cluster.generation.records import GeneratorError
+from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
+
+NAMESPACE = "pods"
+RESOURCE = "pods_generator"
+ANSWER_SECONDS = 15.0
+"""A healthy worker answers `stats` at once; after twice this in a row without an answer it counts as hung."""
+
+
+def create_worker(config: Config, name: str, selector: Any, actor_options: Mapping[str, Any]) -> Any:
+    """The handle of a new actor, not waiting for it. Raises GeneratorError when the name is taken."""
+    generator, there = config.generator, ray.cluster_resources()
+    gpus = generator.gpus_per_worker
+    if gpus is None:
+        gpus = float(generator.tensor_parallel) if generator.engine == "vllm" and there.get("GPU") else 0.0
+    threads = generator.threads or max(1, int(generator.cpus_per_worker))
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "num_cpus": generator.cpus_per_worker,
+        "num_gpus": gpus,
+        "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
+        "max_concurrency": CONCURRENCY,
+        "max_restarts": 0,  # a restarted process would hold neither rollouts nor weights: `replace` does that
+        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
+    }
+    actor = ray.remote(GeneratorWorker).options(**{**options, **actor_options})
+    try:
+        return actor.remote(config, name, selector)
+    except ValueError as error:
+        raise GeneratorError(
+            f"{name} cannot be started ({error}); if another run has this run.name, stop it or choose another name"
+        ) from error
+
+
+async def worker_started(config: Config, name: str, handle: Any) -> None:
+    """Wait for the actor's place and for its engine, each with its deadline. Raises GeneratorError with the cause."""
+    generator, placement = config.generator, config.cluster.placement_timeout
+    try:
+        await asyncio.wait_for(result(handle.__ray_ready__.remote()), placement)
+    except TimeoutError:
+        free, there = ray.available_resources(), ray.cluster_resources()
+        raise GeneratorError(
+            f"{name} was not placed within {placement:g} s: it needs {generator.cpus_per_worker:g} CPU(s), the "
+            f"cluster has {free.get('CPU', 0):g} of {there.get('CPU', 0):g} free, and {free.get('GPU', 0):g} GPU(s); "
+            f"lower generator.workers, add nodes, or raise cluster.placement_timeout"
+        ) from None
+    except RayActorError as error:
+        raise GeneratorError(f"{name} died while it started: {cause(error)}") from error
+    try:
+        await asyncio.wait_for(result(handle.ready.remote()), generator.start_timeout + ANSWER_SECONDS)
+    except TimeoutError:
+        raise GeneratorError(
+            f"{name} has not started within generator.start_timeout: {generator.start_timeout:g} s"
+        ) from None
+    except (RayActorError, RayTaskError) as error:
+        raise GeneratorError(f"{name} could not start: {cause(error)}") from error
+
+
+async def result(reference: Awaitable[Any]) -> Any:
+    """An object reference as a coroutine, for asyncio's functions."""
+    return await reference
+
+
+async def quietly(reference: Awaitable[Any], timeout: float) -> Any:
+    """The answer, or None: a worker that is gone or silent is the business of the pool's `check`."""
+    with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
+        return await asyncio.wait_for(result(reference), timeout)
+    return None
+
+
+def cause(error: BaseException) -> str:
+    """What happened, without Ray's frames."""
+    origin = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) else error
+    return " ".join(str(origin).split("\n\n")[0].splitlines()[:8]) or type(origin).__name__
+
+
+def kill(handle: Any) -> None:
+    """End the actor's process now."""
+    with contextlib.suppress(Exception):
+        ray.kill(handle, no_restart=True)

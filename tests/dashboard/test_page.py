@@ -1,0 +1,195 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pods_cluster.dashboard.app import create_app
+from pods_cluster.dashboard.tokens import Token
+from tests.dashboard.conftest import SECRET, Served
+from tests.dashboard.made import HOSTILE, append, make_run, step_line
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = os.environ.get("PODS_CHROMIUM") or shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; apt-get install chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+PATIENCE = 60_000
+CURVE = "[data-chart=reward] .js-plotly-plot .scatterlayer .trace"
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until an expression is true on the page (Playwright's own waiting is stopped by the page's policy)."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(50)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    make_run(root, "first", 60)
+    make_run(root, "second", 40, seed=3)
+    hostile = make_run(root, "hostile", 30, ended=False)
+    append(hostile.metrics, step_line(31, **{"reward": 0.5, "<img/src=x/onerror=hacked()>": 1.0}))
+    hostile.path.rename(root / "<img src=x onerror=hacked()>")
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(root: Path) -> Iterator[Served]:
+    with Served(create_app([root], token=Token(SECRET))) as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page on which nothing may fail: no error on the console, no request that leaves this machine."""
+    options = getattr(request, "param", {"viewport": {"width": 1280, "height": 900}})
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    page.on("console", lambda text: problems.append(text.text) if text.type in ("error", "warning") else None)
+    inside = ("http://127.0.0.1:", "data:", "blob:")
+    page.on("request", lambda sent: None if sent.url.startswith(inside) else problems.append(sent.url))
+    yield page
+    assert page.evaluate("window.hacked") is None
+    context.close()
+    assert not problems
+
+
+def test_the_overview_shows_curves_and_the_ratio(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first")
+    page.wait_for_selector(CURVE)
+    assert page.locator("#progress b").inner_text() == "step 60"
+    ratio = page.locator("[data-tile=ratio] .big").all_inner_texts()
+    assert len(ratio) == 2
+    assert all(4 <= float(value) < 7 for value in ratio)
+    points = page.evaluate("document.querySelector('[data-chart=reward] .js-plotly-plot').data[0].y.length")
+    assert points == 61
+    names = page.evaluate("[...document.querySelectorAll('.node-name')].map((node) => node.firstChild.textContent)")
+    assert names == ["Dataset", "Generators", "Scorers", "Selector", "Learner"]
+    assert page.locator(".back-text").inner_text().startswith("weights v60 back")
+    assert "worker_failed" in page.locator("main").inner_text()
+
+
+def test_a_step_that_is_written_moves_the_curves(page: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "live", 10, ended=False)
+    with Served(create_app([tmp_path], token=Token(SECRET))) as served:
+        page.goto(served.url)
+        page.wait_for_selector(CURVE)
+        append(folder.metrics, step_line(11, reward=0.9375, **{"rollouts/scored": 64.0, "timing_s/step": 1.0}))
+        page.wait_for_selector("#progress b[data-step='11']")
+        until(page, "document.querySelector('[data-chart=reward] .js-plotly-plot').data[0].y.at(-1) === 0.9375")
+        append(
+            folder.events,
+            {"time": 1.0, "elapsed": 1.0, "step": 11, "kind": "failed", "level": "error", "text": f"boom {HOSTILE}"},
+        )
+        page.wait_for_selector("#notice.error")
+        assert page.locator("#notice").inner_text() == f"The run failed: boom {HOSTILE}"
+        assert page.locator("#picker .pill").first.inner_text() == "failed"
+        page.goto("about:blank")
+
+
+def test_rollouts_open_and_hostile_ones_stay_text(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first&view=rollouts")
+    page.wait_for_selector(".completion")
+    assert page.locator(".completion pre").first.inner_text() == HOSTILE
+    assert HOSTILE in page.locator("pre.prompt").inner_text()
+    assert page.locator("main script, main img").count() == 0
+    assert page.locator(".completion").count() == 8
+    assert page.locator(".completion.kept header b").all_inner_texts()[0] == "#1"
+    assert page.locator(".strip button.kept").all_inner_texts() == ["1", "2"]
+    page.wait_for_selector(".group-detail .js-plotly-plot .bars .point")
+    page.get_by_label("kept only").check()
+    assert page.locator(".completion").count() == 2
+    page.locator(".group").nth(1).click()
+    until(page, "!document.querySelector('pre.prompt').textContent.includes('<')")
+
+
+def test_a_hostile_name_of_a_run_stays_text(page: Any, served: Served) -> None:
+    page.goto(served.url)
+    page.wait_for_selector(CURVE)
+    page.locator("#picker summary").click()
+    row = page.locator("#picker li", has_text="img-src")
+    assert row.count() == 1
+    row.locator("a").click()
+    until(page, "location.hash.includes('img-src')")
+    page.wait_for_selector("#progress b[data-step='31']")
+    page.locator("#tabs a", has_text="Charts").click()
+    page.get_by_label("Filter curves").fill("<img")
+    page.wait_for_selector(".chart .js-plotly-plot .trace")
+    assert page.locator(".chart .title").inner_text() == "<img/src=x/onerror=hacked()>"
+    page.locator(".chart .js-plotly-plot .nsewdrag").hover()
+
+
+def test_runs_are_laid_over_each_other(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first&view=charts")
+    page.wait_for_selector(CURVE)
+    page.locator("#picker summary").click()
+    page.get_by_label("compare second").check()
+    until(page, "document.querySelectorAll('[data-chart=reward] .scatterlayer .trace').length === 4")
+    assert page.locator("#picker .chip").inner_text().strip().startswith("second")
+    page.get_by_label("take second away").click()
+    until(page, "document.querySelectorAll('[data-chart=reward] .scatterlayer .trace').length === 2")
+
+
+def test_curves_are_found_smoothed_and_zoomed(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first&view=charts")
+    page.wait_for_selector(CURVE)
+    page.get_by_label("Filter curves").fill("grad")
+    page.wait_for_selector("[data-chart=grad] .js-plotly-plot .trace")
+    assert page.locator(".chart").count() == 1
+    page.get_by_label("Smoothing").fill("0.9")
+    until(page, "document.querySelectorAll('[data-chart=grad] .scatterlayer .trace').length === 2")
+    page.evaluate("window.podsPage.zoom([20, 29.5])")
+    until(page, "document.querySelector('[data-chart=grad] .js-plotly-plot').data[0].x.length === 11")
+    page.get_by_text("Whole range").click()
+    until(page, "document.querySelector('[data-chart=grad] .js-plotly-plot').data[0].x.length === 61")
+
+
+def test_events_and_configuration(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first&view=events")
+    page.wait_for_selector(".event")
+    assert page.locator(".event").count() == 3
+    page.get_by_label("Level").select_option("problems")
+    until(page, "document.querySelectorAll('.event').length === 1")
+    page.goto(f"{served.url}/#run=first&view=config")
+    until(page, "document.querySelector('pre.config')?.textContent.includes('rollouts_per_prompt: 64')")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [{"viewport": {"width": 360, "height": 740}, "has_touch": True, "color_scheme": "dark"}],
+    indirect=True,
+    ids=["phone"],
+)
+def test_a_phone_needs_no_sideways_scrolling(page: Any, served: Served) -> None:
+    for view in ("overview", "charts", "rollouts", "events", "config"):
+        page.goto(f"{served.url}/#run=first&view={view}")
+        page.wait_for_selector(".tile, .chart, .completion, .event, pre.config")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    page.reload()
+    page.wait_for_selector("#tabs a")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark, "the choice is kept"
