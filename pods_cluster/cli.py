@@ -96,6 +96,24 @@ def evaluate(
 
 
 @app.command()
+def dashboard(
+    folders: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
+    host: Annotated[str, typer.Option(help="Address to serve on; elsewhere than here a token is asked.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on.")] = 8765,
+    address: Annotated[str | None, typer.Option(help="Ray cluster of live runs, for the page's stop button.")] = None,
+) -> None:
+    """Show runs, live or past, as a page: `pods dashboard runs`."""
+    from pods_cluster.dashboard.server import serve
+
+    controls = None
+    if address is not None:
+        from pods_cluster.dashboard.live import RayControls
+
+        controls = RayControls(address)
+    serve(folders, host, port, controls=controls)
+
+
+@app.command()
 def rewards() -> None:
     """List the built-in rewards."""
     from pods_cluster.scoring.builtin import BUILTINS
