@@ -14,7 +14,7 @@ from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.scoring.from_config import reward_specs
 from pods_cluster.scoring.registry import check_rewards
 from pods_cluster.selection.registry import resolve as resolve_rule
-from pods_cluster.service.plan import plan_of
+from pods_cluster.service.plan import plan_of, refuse_unbuilt
 from pods_cluster.types import Prompt
 
 
@@ -31,6 +31,7 @@ class Checked:
 
 def check(config: Config, *, offline: bool = False) -> Checked:
     """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds."""
+    refuse_unbuilt(config)
     resolve_rule(config.selector.rule, config.selector.options)
     check_rewards(reward_specs(config.reward))
     found = Checked(notes=_notes(config))
@@ -60,8 +61,6 @@ def _notes(config: Config) -> list[str]:
         notes.append("data.eval is left out: the run will not be evaluated on held-out rows")
     if all(reward.weight == 0 for reward in config.reward):
         notes.append("every reward has weight 0: all rollouts score alike and no group has a signal")
-    if config.selector.settle != "off":
-        notes.append("selector.settle is on: rewards and lengths of settled groups are censored, and marked so")
     return notes
 
 

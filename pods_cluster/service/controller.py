@@ -17,6 +17,7 @@ from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.service import checkpoints
 from pods_cluster.service.cluster import NAMESPACE, cards_of_their_own
+from pods_cluster.service.plan import refuse_unbuilt
 from pods_cluster.service.run import Run, RunError
 from pods_cluster.service.selector_handle import SelectorHandle
 from pods_cluster.telemetry.folder import RunFolder
@@ -45,6 +46,7 @@ class Controller:
         self._starting: asyncio.Task[Any] | None = None
         self._closing: list[Any] = []
         # Everything that can be refused without starting a process is refused here.
+        refuse_unbuilt(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []

@@ -140,6 +140,7 @@ def _its_checkpoint_is_evaluated(folder: RunFolder) -> None:
         (["selector.rule=max_varance"], "max_variance"),
         (["data.prompt=question"], "data.prompt"),
         (["model.path=/nowhere"], "model.path"),
+        (["selector.settle=abort"], "not built yet"),
     ],
 )
 def test_what_cannot_run_is_refused_by_check(made: Made, tmp_path: Path, overrides: list[str], said: str):
