@@ -64,9 +64,18 @@ class Assembler:
         """The group gives back its place."""
         self.ledger.end(group, fate)
         prompt = self.out.pop(group)
-        if fate not in (Fate.LOST, Fate.CANCELLED):
+        if fate is Fate.CANCELLED:
+            # given up before its time: the same attempt, with the same random streams, when the run goes on
+            self.attempts[(prompt.epoch, prompt.row)] -= 1
+        elif fate is not Fate.LOST:
             # the row will not be tried again this epoch; forget its attempts so that the table stays small
             self.attempts.pop((prompt.epoch, prompt.row), None)
+
+    def attempts_to_save(self) -> list[list[int]]:
+        """Attempts by row for a checkpoint, in which the groups that are out now have not been tried."""
+        left = Counter(self.attempts)
+        left.subtract((prompt.epoch, prompt.row) for prompt in self.out.values())
+        return [[epoch, row, count] for (epoch, row), count in left.items() if count > 0]
 
     async def give_back(self, groups: list[GroupId], fate: Fate) -> None:
         """End groups whose prompts are to be served again: their worker died, or the run stops."""

@@ -248,7 +248,7 @@ class Run:
             # groups that are out now are not trained in this state: its stream serves their prompts again
             "stream": self.stream.state(list(self.assembler.out.values())),
             "ledger": self.ledger.state(),
-            "attempts": [[epoch, row, count] for (epoch, row), count in self.assembler.attempts.items()],
+            "attempts": self.assembler.attempts_to_save(),
         }
         path = checkpoints.finish(temporary, state, self.config.run.checkpoint.keep)
         self._saved_at = self.step
