@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -51,25 +53,45 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
             ray.shutdown()
 
 
+class _Interrupts:
+    """Counts Ctrl-C in place of raising: an exception could come in the middle of any call, and be swallowed there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> _Interrupts:
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        self.count += 1
+
+
 def _follow(controller: Any, progress: Progress) -> Summary:
     done = controller.run.remote()
     cursor, stopped_at = 0, None
-    while True:
-        try:
+    with _Interrupts() as interrupts:
+        while True:
             finished, _ = ray.wait([done], timeout=POLL_SECONDS)
             cursor = _show(controller, progress, cursor)
             if finished:
                 return _result(done, timeout=None)
+            if interrupts.count and stopped_at is None:
+                stopped_at = time.monotonic()
+                progress.event("stopping", "Ctrl-C: ending after this step, saving the state (again: kill)")
+                controller.stop.remote("Ctrl-C")
+            if interrupts.count > 1:
+                ray.kill(controller)
+                raise RunError("killed by a second Ctrl-C; the last checkpoint is what is left")
             if stopped_at is not None and time.monotonic() - stopped_at > STOP_SECONDS:
                 ray.kill(controller)
                 raise RunError(f"the run did not end within {STOP_SECONDS:g} s of being told to; it was killed")
-        except KeyboardInterrupt:
-            if stopped_at is not None:
-                ray.kill(controller)
-                raise RunError("killed by a second Ctrl-C; the last checkpoint is what is left") from None
-            stopped_at = time.monotonic()
-            progress.event("stopping", "Ctrl-C: ending after this step, saving the state (again: kill)")
-            controller.stop.remote("Ctrl-C")
 
 
 def _show(controller: Any, progress: Progress, cursor: int) -> int:
