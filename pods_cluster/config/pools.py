@@ -47,6 +47,12 @@ class GeneratorConfig(Section):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the engine by its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
 
+    def gpus(self, gpus_in_cluster: float) -> float:
+        """Ray GPUs of one worker: as told, else by the engine and by whether the cluster has any."""
+        if self.gpus_per_worker is not None:
+            return self.gpus_per_worker
+        return float(self.tensor_parallel) if self.engine == "vllm" and gpus_in_cluster else 0.0
+
     @model_validator(mode="after")
     def _sampled_from_the_model_itself(self) -> GeneratorConfig:
         for name, everything in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
@@ -199,6 +205,12 @@ class LearnerConfig(Section):
     operator)."""
     step_timeout: float = Field(default=1800.0, gt=0)
     """Seconds after which an update that has not ended is reported as hung."""
+
+    def gpus(self, gpus_in_cluster: float) -> float:
+        """Ray GPUs of one rank: as told, else one where the cluster has any."""
+        if self.gpus_per_worker is not None:
+            return self.gpus_per_worker
+        return 1.0 if gpus_in_cluster else 0.0
 
     @field_validator("betas")
     @classmethod

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from pods_cluster.dashboard.controls import ControlFailed, LiveStatus, NotLive, WorkerState
+from pods_cluster.names import NAMESPACE, actor_name
 
-NAMESPACE = "pods"
 FIND_SECONDS = 10.0
 KNOCK_SECONDS = 3.0
 STATUS_SECONDS = 5.0
@@ -37,7 +37,7 @@ class RayControls:
         if method is None:
             await self._call(run, controller.poll.remote(2**62), STATUS_SECONDS)
             return LiveStatus(
-                live=True, workers=[WorkerState(name=f"{run}/controller/0", role="controller", state="alive")]
+                live=True, workers=[WorkerState(name=actor_name(run, "controller"), role="controller", state="alive")]
             )
         told = await self._call(run, method.remote(), STATUS_SECONDS)
         try:
@@ -67,7 +67,7 @@ class RayControls:
         return "the run ends after what it is doing, its state saved"
 
     async def _controller(self, run: str) -> Any:
-        name = f"{run}/controller/0"
+        name = actor_name(run, "controller")
         try:
             return await asyncio.wait_for(_on_a_thread(lambda: self._find(name)), FIND_SECONDS)
         except TimeoutError:

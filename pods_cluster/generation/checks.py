@@ -6,8 +6,13 @@ from pods_cluster.generation.engine import EngineError
 from pods_cluster.types import RolloutRequest
 
 
-def check_request(request: RolloutRequest, context: int | None, vocabulary: int) -> None:
-    """Raises EngineError naming the request, the value and the fix. `context` in tokens; None: no limit."""
+def check_request(
+    request: RolloutRequest, context: int | None, vocabulary: int, *, limit: str = "model's context", remedy: str = ""
+) -> None:
+    """Raises EngineError naming the request, the value and the fix. `context` in tokens; None: no limit.
+
+    `limit` says what the context is in the engine's words, `remedy` what else can be changed.
+    """
     length, sampling = len(request.prompt_ids), request.sampling
     if length == 0:
         raise EngineError(f"request {request.key}: the prompt has no tokens; a template must render at least one")
@@ -16,7 +21,7 @@ def check_request(request: RolloutRequest, context: int | None, vocabulary: int)
     if context is not None and length + sampling.max_tokens > context:
         raise EngineError(
             f"request {request.key}: prompt of {length} + max_tokens of {sampling.max_tokens} tokens exceed the "
-            f"model's context of {context}; lower generator.max_tokens or data.max_prompt_tokens"
+            f"{limit} of {context}; lower generator.max_tokens or data.max_prompt_tokens{remedy}"
         )
     if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:
         raise EngineError(

@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from pods_cluster.config import Config
 from pods_cluster.generation.records import GeneratorError
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
+from pods_cluster.names import NAMESPACE
 
-NAMESPACE = "pods"
 RESOURCE = "pods_generator"
 ANSWER_SECONDS = 15.0
 """A healthy worker answers `stats` at once; after twice this in a row without an answer it counts as hung."""
@@ -23,15 +23,12 @@ ANSWER_SECONDS = 15.0
 def create_worker(config: Config, name: str, selector: Any, actor_options: Mapping[str, Any]) -> Any:
     """The handle of a new actor, not waiting for it. Raises GeneratorError when the name is taken."""
     generator, there = config.generator, ray.cluster_resources()
-    gpus = generator.gpus_per_worker
-    if gpus is None:
-        gpus = float(generator.tensor_parallel) if generator.engine == "vllm" and there.get("GPU") else 0.0
     threads = generator.threads or max(1, int(generator.cpus_per_worker))
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
         "num_cpus": generator.cpus_per_worker,
-        "num_gpus": gpus,
+        "num_gpus": generator.gpus(there.get("GPU", 0.0)),
         "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
         "max_concurrency": CONCURRENCY,
         "max_restarts": 0,  # a restarted process would hold neither rollouts nor weights: `replace` does that

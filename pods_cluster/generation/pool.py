@@ -23,6 +23,7 @@ from pods_cluster.generation.placement import (
 )
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, GroupRequest, WorkerStats
+from pods_cluster.names import actor_name
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
 CLOSE_SECONDS = 15.0
@@ -223,7 +224,7 @@ class GeneratorPool:
 
     def _names(self, count: int) -> list[str]:
         start, self._next = self._next, self._next + count
-        return [f"{self.config.run.name}/generator/{index}" for index in range(start, self._next)]
+        return [actor_name(self.config.run.name, "generator", index) for index in range(start, self._next)]
 
     async def _drain(self, name: str, timeout: float) -> list[Failure]:
         member = self._members[name]

@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from pods_cluster.config import Config
 from pods_cluster.generation import vllm_compat
+from pods_cluster.generation.checks import check_request
 from pods_cluster.generation.engine import EngineError, EngineStats
 from pods_cluster.generation.sampling import stream_key
-from pods_cluster.generation.vllm_flight import Flight, check_request
+from pods_cluster.generation.vllm_flight import Flight
 from pods_cluster.generation.vllm_options import VllmOptions, end_token_ids, engine_arguments, read_options
 from pods_cluster.generation.vllm_scoring import Scoring
 from pods_cluster.generation.vllm_start import start_core
@@ -86,7 +87,13 @@ class VllmEngine:
         prompts: dict[tuple[int, ...], list[int]] = {}
         keys: set[str] = set()
         for request in requests:
-            check_request(request, self._core.max_model_len, self._core.vocabulary)
+            check_request(
+                request,
+                self._core.max_model_len,
+                self._core.vocabulary,
+                limit="engine's length",
+                remedy=", or raise generator.engine_options.max_model_len (up to the model's context)",
+            )
             if request.key in self._keys or request.key in keys:
                 raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
             keys.add(request.key)

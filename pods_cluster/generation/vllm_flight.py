@@ -37,29 +37,3 @@ class Flight:
             self.first_version,
             self.last_version,
         )
-
-
-def check_request(request: RolloutRequest, max_model_len: int, vocabulary: int) -> None:
-    """Raises EngineError naming what makes the request impossible, and the setting that allows it."""
-    length, sampling = len(request.prompt_ids), request.sampling
-    if length == 0:
-        raise EngineError(f"request {request.key}: the prompt has no tokens; a template must render at least one")
-    if sampling.max_tokens < 1:
-        raise EngineError(f"request {request.key}: max_tokens: {sampling.max_tokens} must be at least 1")
-    if length + sampling.max_tokens > max_model_len:
-        raise EngineError(
-            f"request {request.key}: prompt of {length} + max_tokens of {sampling.max_tokens} tokens do not fit the "
-            f"engine's length of {max_model_len}; lower generator.max_tokens or data.max_prompt_tokens, or raise "
-            "generator.engine_options.max_model_len (up to the model's context)"
-        )
-    if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:
-        raise EngineError(
-            f"request {request.key}: prompt ids reach from {min(request.prompt_ids)} to {max(request.prompt_ids)}, "
-            f"the vocabulary is 0 to {vocabulary - 1}; tokenizer and model differ"
-        )
-    if not 0.0 <= sampling.temperature < float("inf"):
-        raise EngineError(f"request {request.key}: temperature: {sampling.temperature} must be 0 (greedy) or more")
-    if not 0.0 < sampling.top_p <= 1.0 or not 0.0 <= sampling.min_p <= 1.0:
-        raise EngineError(
-            f"request {request.key}: top_p: {sampling.top_p} must be in (0, 1] and min_p: {sampling.min_p} in [0, 1]"
-        )

@@ -11,9 +11,8 @@ from typing import Any
 import ray
 from ray import exceptions
 
+from pods_cluster.names import NAMESPACE
 from pods_cluster.types import Locator, Rollout
-
-NAMESPACE = "pods"
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from pods_cluster.learning.loss import Sums, summarise
 from pods_cluster.learning.plan import PlanSettings, StepPlan, plan_step
 from pods_cluster.learning.rank import LearnerRank, RankInfo, RankMemory
 from pods_cluster.learning.schedule import learning_rate
+from pods_cluster.names import NAMESPACE, actor_name
 from pods_cluster.types import GroupId, Selection
 
-NAMESPACE = "pods"
 RESOURCE = "pods_learner"
 _GRACE = 30.0
 _CLOSE_TIMEOUT = 10.0
@@ -113,9 +113,9 @@ class LearnerGroup:
     def _actor_options(self, rank: int, threads: int) -> dict[str, Any]:
         learner = self.config.learner
         there = ray.cluster_resources()
-        gpus = learner.gpus_per_worker if learner.gpus_per_worker is not None else float("GPU" in there)
+        gpus = learner.gpus(there.get("GPU", 0.0))
         options: dict[str, Any] = {
-            "name": f"{self.config.run.name}/learner/{rank}",
+            "name": actor_name(self.config.run.name, "learner", rank),
             "namespace": NAMESPACE,
             "num_cpus": learner.cpus_per_worker,
             "num_gpus": gpus,

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from pods_cluster.names import NAMESPACE, actor_name
 from pods_cluster.selection.assembly import Decision, GroupFate, SelectorCore
 from pods_cluster.selection.group import SelectorSettings
 from pods_cluster.selection.registry import resolve
 from pods_cluster.selection.select import SignalScope
 from pods_cluster.types import GroupId, GroupShard
-
-NAMESPACE = "pods"
 
 
 class SelectorError(RuntimeError):
@@ -160,4 +159,4 @@ def start_selector(run: str, *, num_cpus: float = 0.0, **settings: Any) -> Any:
     import ray
 
     actor = ray.remote(SelectorActor)
-    return actor.options(name=f"{run}/selector/0", namespace=NAMESPACE, num_cpus=num_cpus).remote(**settings)
+    return actor.options(name=actor_name(run, "selector"), namespace=NAMESPACE, num_cpus=num_cpus).remote(**settings)

@@ -124,12 +124,20 @@ class Assembler:
 
     async def _look_after_workers(self, version: int) -> None:
         for failure in await self.pool.check():
-            lost = [group for group in failure.groups if group in self.out]
+            lost = self.held_by(failure)
             self.notice("worker_failed", f"{failure.worker}: {failure.cause}; {len(lost)} group(s) go to other workers")
-            await self.selector.mark_lost(failure.worker)
-            await self.give_back(lost, Fate.LOST)
-            await self.on_failure(failure)
+            await self.lose_worker(failure, lost)
             await self.issue(len(lost), version)
+
+    def held_by(self, failure: Failure) -> list[GroupId]:
+        """Groups that hold a place and had rollouts with the worker that is gone."""
+        return [group for group in failure.groups if group in self.out]
+
+    async def lose_worker(self, failure: Failure, lost: list[GroupId]) -> None:
+        """A worker is gone and with it `lost`: their prompts are served again, another worker takes its place."""
+        await self.selector.mark_lost(failure.worker)
+        await self.give_back(lost, Fate.LOST)
+        await self.on_failure(failure)
 
     def _overdue(self, got: int, want: int) -> str:
         waiting = ", ".join(str(group) for group in list(self.ledger.out)[:8])

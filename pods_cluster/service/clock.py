@@ -22,10 +22,6 @@ class StageClock:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - begin
 
-    def discard(self, stage: str) -> None:
-        """Leave a stage out: its parts are reported by themselves."""
-        self.seconds.pop(stage, None)
-
     def timings(self) -> dict[str, float]:
         """`timing_s/<stage>` of each stage, and of the step so far."""
         timings = {f"timing_s/{stage}": seconds for stage, seconds in self.seconds.items()}

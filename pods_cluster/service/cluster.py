@@ -9,8 +9,8 @@ from typing import Any
 import ray
 
 from pods_cluster.config import Config
+from pods_cluster.names import NAMESPACE
 
-NAMESPACE = "pods"
 CONTROL_CPUS = 0.0
 """Controller and selector wait far more than they compute; they ask Ray for no CPU of their own."""
 
@@ -31,30 +31,14 @@ class Demand:
         generator, learner = config.generator, config.learner
         return cls(
             cpus=generator.workers * generator.cpus_per_worker + learner.workers * learner.cpus_per_worker,
-            gpus=generator.workers * generator_gpus(config, gpus_in_cluster)
-            + learner.workers * learner_gpus(config, gpus_in_cluster),
+            gpus=generator.workers * config.generator.gpus(gpus_in_cluster)
+            + learner.workers * config.learner.gpus(gpus_in_cluster),
         )
-
-
-def generator_gpus(config: Config, gpus_in_cluster: float) -> float:
-    """GPUs of one generator worker (see `generator.gpus_per_worker`)."""
-    asked = config.generator.gpus_per_worker
-    if asked is not None:
-        return asked
-    return float(config.generator.tensor_parallel) if config.generator.engine == "vllm" and gpus_in_cluster else 0.0
-
-
-def learner_gpus(config: Config, gpus_in_cluster: float) -> float:
-    """GPUs of one learner rank (see `learner.gpus_per_worker`)."""
-    asked = config.learner.gpus_per_worker
-    if asked is not None:
-        return asked
-    return 1.0 if gpus_in_cluster else 0.0
 
 
 def cards_of_their_own(config: Config, gpus_in_cluster: float) -> bool:
     """Whether generators and learners compute on whole GPUs: NCCL refuses two ranks on one card."""
-    return min(generator_gpus(config, gpus_in_cluster), learner_gpus(config, gpus_in_cluster)) >= 1
+    return min(config.generator.gpus(gpus_in_cluster), config.learner.gpus(gpus_in_cluster)) >= 1
 
 
 def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:

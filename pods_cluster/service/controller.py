@@ -14,9 +14,10 @@ from pods_cluster.config import Config, dump_config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.group import LearnerGroup
+from pods_cluster.names import NAMESPACE, actor_name
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.service import checkpoints
-from pods_cluster.service.cluster import NAMESPACE, cards_of_their_own
+from pods_cluster.service.cluster import cards_of_their_own
 from pods_cluster.service.plan import refuse_unbuilt
 from pods_cluster.service.run import Run, RunError
 from pods_cluster.service.selector_handle import SelectorHandle
@@ -28,11 +29,6 @@ from pods_cluster.weights.broadcast import Broadcaster
 CLOSE_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
-
-
-def actor_name(run: str, role: str, index: int = 0) -> str:
-    """Name of an actor of a run in the namespace `pods`."""
-    return f"{run}/{role}/{index}"
 
 
 class Controller:

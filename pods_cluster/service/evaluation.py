@@ -21,7 +21,7 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
     max_tokens = settings.max_tokens or config.generator.max_tokens
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=seed, logprobs=False)
     rows = await pool.evaluate(prompts, greedy, 1)
-    values = {"eval/rows": float(len(prompts)), "eval/failed": float(sum(not _correct(row, config) for row in rows))}
+    values = {"eval/rows": float(len(prompts))}
     correct = [flags for row in rows if (flags := _correct(row, config))]
     values["eval/failed"] = float(len(prompts) - len(correct))
     if correct:

@@ -27,15 +27,7 @@ def absolute(config: Config) -> Config:
         if separator and file.endswith(".py") and _exists(file):
             reward["name"] = f"{Path(file).expanduser().resolve()}:{function}"
     tree["run"]["dir"] = str(Path(tree["run"]["dir"]).expanduser().resolve())
-    # built again from only what was set or changed, so that "was it set?" keeps its meaning
-    return build_config(_only_set(tree, config))
-
-
-def _only_set(tree: dict[str, Any], config: Config) -> dict[str, Any]:
-    tree = dict(tree)
-    if "eval" not in config.run.model_fields_set:
-        tree["run"] = {name: value for name, value in tree["run"].items() if name != "eval"}
-    return tree
+    return build_config(tree)
 
 
 def _exists(value: str) -> bool:

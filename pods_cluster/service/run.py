@@ -135,8 +135,7 @@ class Run:
         self.recorder.step(self.step, values)
 
     async def _train(self, selections: list[Selection], clock: StageClock, tally: Tally) -> dict[str, float]:
-        with clock("learn"):
-            result = await self.learners.train(selections, self.step)
+        result = await self.learners.train(selections, self.step)
         for group in result.trained:
             self.assembler.end(group, Fate.TRAINED)
             tally.fates[Fate.TRAINED] += 1
@@ -152,7 +151,6 @@ class Run:
             "tokens/trained": float(result.trained_tokens),
             **{f"timing_s/{stage}": seconds for stage, seconds in result.seconds.items()},
         }
-        clock.discard("learn")
         if result.trained_rollouts:
             self.version += 1
             with clock("publish"):
@@ -172,10 +170,7 @@ class Run:
         for worker, reason in report.failed.items():
             self._notice("worker_failed", f"{worker} did not take version {self.version}: {reason}")
             for failure in await self.pool.fail(worker, reason):
-                await self.selector.mark_lost(worker)
-                lost = [group for group in failure.groups if group in self.assembler.out]
-                await self.assembler.give_back(lost, Fate.LOST)
-                await self._replace_worker(failure)
+                await self.assembler.lose_worker(failure, self.assembler.held_by(failure))
 
     async def _replace_worker(self, failure: Failure) -> None:
         name = await self.pool.replace(failure.worker)
