@@ -117,14 +117,16 @@ class Assembler:
                 await self.pool.drop([ended.group for ended in decision.fates])
                 await self.issue(unserved, version)
             if not decision.selections and not decision.fates:
-                await self._look_after_workers(version)
+                await self._look_after_workers(version, selections)
             if time.monotonic() > deadline:
                 raise RunError(self._overdue(len(selections), want))
         return selections
 
-    async def _look_after_workers(self, version: int) -> None:
+    async def _look_after_workers(self, version: int, selections: list[Selection]) -> None:
         for failure in await self.pool.check():
-            lost = self.held_by(failure)
+            # Of groups that are selected already the learner finds out what it can still take.
+            selected = {selection.group for selection in selections}
+            lost = [group for group in self.held_by(failure) if group not in selected]
             self.notice("worker_failed", f"{failure.worker}: {failure.cause}; {len(lost)} group(s) go to other workers")
             await self.lose_worker(failure, lost)
             await self.issue(len(lost), version)

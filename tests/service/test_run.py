@@ -150,6 +150,23 @@ def test_groups_of_a_dead_worker_are_made_again(tmp_path: Path):
     assert "worker_replaced" in kinds
 
 
+def test_a_worker_that_dies_with_selected_rollouts_costs_only_what_the_learner_could_not_take(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.pool.hold = lambda group: group.attempt == 0 and group.row == 3
+    # groups 0 to 2 are selected, and still lie with the worker, when it is found dead
+    loop.pool.failures = [Failure("loop/generator/0", "died: killed", [GroupId(0, row) for row in range(4)])]
+    loop.learners.lose = lambda group: group.attempt == 0 and group.row in (0, 1)
+    loop.main()
+    assert loop.fates == {Fate.TRAINED: 6, Fate.LOST: 3}
+    assert not loop.run.ledger.out
+    assert {selection.group for selection in loop.learners.steps[1]} == {
+        GroupId(0, 0, 1),
+        GroupId(0, 1, 1),
+        GroupId(0, 4),
+        GroupId(0, 5),
+    }
+
+
 def test_a_worker_that_takes_no_weights_is_replaced(tmp_path: Path):
     loop = Loop(loop_config("run.steps=2"), tmp_path)
     loop.publisher.fails = lambda version, worker: version == 1 and worker == "loop/generator/0"
