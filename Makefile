@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: quickstart test test-actors lint format docs clean
+.PHONY: quickstart test lint format docs clean
 
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -23,14 +23,9 @@ quickstart: $(STAMP)
 # one, and a handle left over from that is collected as if it were theirs.
 test: $(STAMP)
 	$(BIN)/python -m pytest tests/service
-	$(BIN)/python -m pytest tests/learning --ignore=tests/learning/test_group.py
-	$(BIN)/python -m pytest tests/generation --ignore=tests/generation/test_pool.py
+	$(BIN)/python -m pytest tests/learning
+	$(BIN)/python -m pytest tests/generation
 	$(BIN)/python -m pytest --ignore=tests/service --ignore=tests/learning --ignore=tests/generation
-
-# Many short-lived Ray actors: minutes on two cores, and not steady enough there yet to decide about a change.
-test-actors: $(STAMP)
-	$(BIN)/python -m pytest tests/learning/test_group.py
-	$(BIN)/python -m pytest tests/generation/test_pool.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
