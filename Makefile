@@ -28,7 +28,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest --ignore=tests/service --ignore=tests/learning --ignore=tests/generation
 
 lint: $(STAMP)
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
