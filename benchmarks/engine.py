@@ -13,107 +13,18 @@ sequence's keys and values would allow at the card's measured copy bandwidth.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from _machine import machine
-
-_QWEN = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151643,
-    "vocab_size": 151936,
-    "torch_dtype": "bfloat16",
-    "initializer_range": 0.02,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.5b": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "3b": {
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-    },
-    "tiny": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "vocab_size": 512,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-}
-
-
-@dataclass(frozen=True)
-class Arm:
-    """`engines` share the card, each with its part of the sequences. `prompts`: how many different ones (0: all)."""
-
-    about: str
-    engines: int = 1
-    front_end: bool = False
-    n: int = 1
-    prompts: int = 0
-    logprobs: bool = False
-    rescore: float = 0.0
-    collect: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-ARMS: dict[str, Arm] = {
-    "llm": Arm("vLLM's LLM class, each sequence a request", front_end=True),
-    "llm-logprobs": Arm("the same with logprobs=0", front_end=True, logprobs=True),
-    "llm-64": Arm("vLLM's LLM class, n = 64 a prompt", front_end=True, n=64),
-    "llm-64-logprobs": Arm("the same with logprobs=0", front_end=True, n=64, logprobs=True),
-    "core": Arm("this engine: the core without vLLM's front end"),
-    "core-logprobs": Arm("log-probabilities of every sampled token", logprobs=True),
-    "core-rescore": Arm("log-probabilities of a quarter, by a second look", rescore=0.25),
-    "core-64": Arm("64 sequences a prompt", prompts=-64),
-    "core-64-logprobs": Arm("64 sequences a prompt, with log-probabilities", prompts=-64, logprobs=True),
-    "core-unseeded": Arm("one random stream for the engine", options={"seeded": "engine"}),
-    "core-sync": Arm("without asynchronous scheduling", options={"async_scheduling": False}),
-    "core-graph512": Arm("graphs captured up to 512 sequences", options={"max_cudagraph_capture_size": 512}),
-    "core-nostats": Arm("without the scheduler's statistics", options={"disable_log_stats": True}),
-    "core-noprefix": Arm("without prefix caching", options={"enable_prefix_caching": False}),
-    "core-nogc": Arm("without garbage collection", collect=False),
-    "core-eager": Arm("without graphs", options={"enforce_eager": True}),
-    "process": Arm("the core in a process of its own", options={"process": True}),
-    "process-logprobs": Arm("the same with log-probabilities", logprobs=True, options={"process": True}),
-}
-for _count, _word in ((2, "two"), (3, "three"), (4, "four"), (6, "six"), (8, "eight")):
-    ARMS[_word] = Arm(f"{_count} engines share the card", engines=_count)
-    ARMS[f"{_word}-logprobs"] = Arm(f"{_count} engines, with log-probabilities", engines=_count, logprobs=True)
-    ARMS[f"{_word}-64-logprobs"] = Arm(
-        f"{_count} engines, 64 sequences a prompt, with log-probabilities", engines=_count, prompts=-64, logprobs=True
-    )
-    ARMS[f"{_word}-rescore"] = Arm(f"{_count} engines, a quarter scored again", engines=_count, rescore=0.25)
-    ARMS[f"{_word}-process"] = Arm(f"{_count} engines, cores apart", engines=_count, options={"process": True})
+from engine_arms import ARMS, QWEN, SHAPES, Arm
 
 
 def main() -> None:
@@ -122,15 +33,12 @@ def main() -> None:
         for name, arm in ARMS.items():
             print(f"{name:20} {arm.about}")
         return
-    if arguments.child:
-        child(json.loads(Path(arguments.child).read_text()))
-        return
     out = Path(arguments.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="engine-bench-") as scratch:
         model = arguments.model or write_config(arguments.shape, Path(scratch) / "model")
         facts = bandwidth(arguments, model)
-        shown = {name: value for name, value in vars(arguments).items() if name not in ("list", "child")}
+        shown = {name: value for name, value in vars(arguments).items() if name != "list"}
         append(out, {"machine": machine(), **facts, "settings": shown})
         for name in arguments.arms.split(","):
             result = {
@@ -157,7 +65,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="engine option for every arm")
     parser.add_argument("--out", default="benchmarks/results/engine.jsonl")
     parser.add_argument("--list", action="store_true", help="name the arms")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.arms.split(",") if name not in ARMS]:
         parser.error(f"--arms: {', '.join(unknown)}: unknown; --list names them")
@@ -169,7 +76,7 @@ def parse() -> argparse.Namespace:
 
 def write_config(shape: str, folder: Path) -> str:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(_QWEN | SHAPES[shape], indent=2))
+    (folder / "config.json").write_text(json.dumps(QWEN | SHAPES[shape], indent=2))
     return str(folder)
 
 
@@ -238,7 +145,7 @@ def run_arm(
         path = folder / f"plan{number}.json"
         path.write_text(json.dumps(plan))
         log = (folder / f"log{number}.txt").open("w")
-        command = [sys.executable, str(Path(__file__).resolve()), "--child", str(path)]
+        command = [sys.executable, str(Path(__file__).with_name("engine_child.py").resolve()), str(path)]
         children.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
     try:
         error = conduct(folder, children, started + arguments.arm_seconds)
@@ -306,179 +213,6 @@ def stop(children: list[subprocess.Popen[bytes]]) -> None:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-
-
-# One engine's process.
-
-
-def child(plan: dict[str, Any]) -> None:
-    target = Path(plan["folder"]) / f"result{plan['number']}.json"
-    try:
-        result = measure(plan)
-    except BaseException as error:
-        traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {error}"}
-    partial = target.with_suffix(".part")
-    partial.write_text(json.dumps(result))
-    partial.replace(target)
-    sys.stdout.flush()
-    os._exit(0)  # not held up by an engine that is slow to end
-
-
-def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    arm = Arm(**plan["arm"])
-    started = time.perf_counter()
-    bench = FrontEnd(plan, arm) if arm.front_end else Engine(plan, arm)
-    start_seconds = time.perf_counter() - started
-    bench.round(0, min(16, plan["max_tokens"]))
-    (Path(plan["folder"]) / f"ready{plan['number']}").touch()
-    while not (Path(plan["folder"]) / "go").exists():
-        time.sleep(0.01)
-    if not arm.collect:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-    begin = time.time()
-    tokens, steps = bench.round(1, plan["max_tokens"])
-    end = time.time()
-    return {
-        "begin": begin,
-        "end": end,
-        "tokens": tokens,
-        "start_seconds": start_seconds,
-        "step_ms": 1000 * (end - begin) / max(1, steps),
-        **bench.facts(),
-    }
-
-
-def make_prompts(plan: dict[str, Any], arm: Arm, turn: int) -> list[tuple[int, ...]]:
-    """A prompt a sequence; new ones each round, so that the prefix cache helps only within it."""
-    rng = random.Random(1000 * turn + plan["number"])
-    sequences = plan["sequences"]
-    different = max(1, sequences // -arm.prompts) if arm.prompts < 0 else arm.prompts or sequences
-    config = json.loads((Path(plan["model"]) / "config.json").read_text())
-    pool = [
-        tuple(rng.randrange(10, config["vocab_size"]) for _ in range(plan["prompt_tokens"])) for _ in range(different)
-    ]
-    return [pool[index * different // sequences] for index in range(sequences)]
-
-
-def engine_options(plan: dict[str, Any], arm: Arm) -> dict[str, Any]:
-    import yaml
-
-    options: dict[str, Any] = dict(plan["memory"])
-    if plan["random"]:
-        options["load_format"] = "dummy"
-    options |= arm.options
-    for pair in plan["set"]:
-        name, value = pair.split("=", 1)
-        options[name] = yaml.safe_load(value)
-    return options
-
-
-class Engine:
-    """The service's own engine."""
-
-    def __init__(self, plan: dict[str, Any], arm: Arm) -> None:
-        from pods_cluster.config import Config
-        from pods_cluster.generation.vllm_engine import make_vllm_engine
-
-        options = engine_options(plan, arm)
-        if arm.rescore:
-            options["logprobs"] = "rescore"
-        config = Config.model_validate(
-            {
-                "model": {"path": plan["model"], "dtype": plan["dtype"]},
-                "data": {"path": "none.jsonl", "max_prompt_tokens": plan["prompt_tokens"]},
-                "reward": [{"name": "exact_match"}],
-                "generator": {
-                    "engine": "vllm",
-                    "max_tokens": plan["max_tokens"],
-                    "max_sequences": plan["sequences"],
-                    "engine_options": options,
-                },
-                "run": {"name": "benchmark"},
-            }
-        )
-        self._plan, self._arm = plan, arm
-        self._engine = make_vllm_engine(config, None)
-        self._engine.version = 0
-        self._engine._end_ids = ()  # every sequence has the same length
-
-    def round(self, turn: int, max_tokens: int) -> tuple[int, int]:
-        from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
-
-        sampling = SamplingParams(
-            max_tokens=max_tokens, seed=turn, logprobs=self._arm.logprobs or self._arm.rescore > 0
-        )
-        prompts = make_prompts(self._plan, self._arm, turn)
-        self._engine.submit(
-            [RolloutRequest(GroupId(turn, 0), index, prompt, sampling) for index, prompt in enumerate(prompts)]
-        )
-        rollouts, steps = [], 0
-        while self._engine.in_flight:
-            rollouts += self._engine.step()
-            steps += 1
-        if self._arm.rescore:
-            self._engine.rescore(rollouts[: int(self._arm.rescore * len(rollouts))])
-        return sum(len(rollout.token_ids) for rollout in rollouts), steps
-
-    def facts(self) -> dict[str, Any]:
-        core = self._engine._core
-        stats = self._engine.stats()
-        return {
-            "runner": core.runner,
-            "async_scheduling": core.async_scheduling,
-            "cache_tokens": core.cache_tokens,
-            "preemptions": stats.preemptions,
-        }
-
-
-class FrontEnd:
-    """vLLM's `LLM` class as its users call it, with the same arguments otherwise."""
-
-    def __init__(self, plan: dict[str, Any], arm: Arm) -> None:
-        from pods_cluster.generation import vllm_compat
-
-        vllm_compat.prepare_environment(process=False, threads=1)
-        from vllm import LLM
-
-        options = engine_options(plan, arm)
-        length = plan["prompt_tokens"] + plan["max_tokens"] + 1
-        if vllm_compat.on_gpu():
-            options.setdefault("max_cudagraph_capture_size", plan["sequences"])
-        else:
-            options |= {"enforce_eager": True, "kv_cache_memory_bytes": 2**28}
-        self._plan, self._arm = plan, arm
-        self._llm = LLM(
-            model=plan["model"],
-            dtype=plan["dtype"],
-            skip_tokenizer_init=True,
-            max_num_seqs=plan["sequences"],
-            max_model_len=length,
-            logprobs_mode="processed_logprobs",
-            **options,
-        )
-
-    def round(self, turn: int, max_tokens: int) -> tuple[int, int]:
-        from vllm import SamplingParams
-
-        arm = self._arm if self._arm.n == 1 else replace(self._arm, prompts=-self._arm.n)
-        prompts = make_prompts(self._plan, arm, turn)[:: self._arm.n]
-        sampling = SamplingParams(
-            n=self._arm.n,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=0 if self._arm.logprobs else None,
-        )
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False
-        )
-        return sum(len(part.token_ids) for output in outputs for part in output.outputs), max_tokens
-
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 if __name__ == "__main__":

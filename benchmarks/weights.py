@@ -25,6 +25,7 @@ import ray
 from benchmarks._machine import machine
 from pods_cluster.config import Config, build_config
 from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.generation.records import Portion
 from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.types import GroupId, Prompt
 from pods_cluster.weights.broadcast import Broadcaster
@@ -126,7 +127,7 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
 async def load(pool: GeneratorPool) -> None:
     """Fill the engines, so that an update comes between the steps of requests that run."""
     prompts = [Prompt(0, row, "", tuple(4 + (row + place) % 8 for place in range(16))) for row in range(8)]
-    await pool.submit([(GroupId(0, prompt.row), prompt) for prompt in prompts])
+    await pool.submit([Portion(GroupId(0, prompt.row), prompt, 32, 0, 32) for prompt in prompts])
     await asyncio.sleep(0.5)
 
 

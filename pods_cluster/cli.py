@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pods_cluster import __version__
+from pods_cluster import __version__, cli_plan
+from pods_cluster.cli_runs import add_to
 from pods_cluster.config import Config, ConfigError, load_config
 
 app = typer.Typer(
@@ -100,17 +101,15 @@ def dashboard(
     folders: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
     host: Annotated[str, typer.Option(help="Address to serve on; elsewhere than here a token is asked.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.")] = 8765,
-    address: Annotated[str | None, typer.Option(help="Ray cluster of live runs, for the page's stop button.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster of the live runs; left out, their folders say where they are.")
+    ] = None,
 ) -> None:
-    """Show runs, live or past, as a page: `pods dashboard runs`."""
+    """Show runs, live or past, as a page: `pods dashboard runs`. Scaling and stopping them needs its token."""
     from pods_cluster.dashboard.server import serve
+    from pods_cluster.service.reach import controls_of
 
-    controls = None
-    if address is not None:
-        from pods_cluster.dashboard.live import RayControls
-
-        controls = RayControls(address)
-    serve(folders, host, port, controls=controls)
+    serve(folders, host, port, controls=controls_of(folders, address))
 
 
 @app.command()
@@ -137,6 +136,10 @@ def quickstart(
     from pods_cluster.service.demo import quickstart as run
 
     run(directory, cache, overrides or [], Console())
+
+
+add_to(app)
+cli_plan.add_to(app)
 
 
 def _version(value: bool) -> None:

@@ -152,6 +152,65 @@ class GroupShard:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One buffer in place of nine arrays: pickling those would cost the selector more than selecting the group.
+        columns = [getattr(self, name) for name, _ in _SHARD_COLUMNS]
+        n = len(self.indices)
+        head = (tuple(self.group), self.worker, self.size, self.prompt_tokens, self.lost)
+        if any(
+            len(values) != n for values in (*columns, *self.parts.values())
+        ):  # contradicts itself: told by who reads it
+            return _shard_of_columns, (*head, *columns, self.parts)
+        # widest first, so that every column is aligned
+        buffers = [np.asarray(values, dtype=np.float64).tobytes() for values in self.parts.values()]
+        buffers += [
+            np.asarray(values, dtype=kind).tobytes() for values, (_, kind) in zip(columns, _SHARD_COLUMNS, strict=True)
+        ]
+        return _shard_of_buffer, (*head, n, tuple(self.parts), b"".join(buffers))
+
+
+_SHARD_COLUMNS: tuple[tuple[str, type[np.generic]], ...] = (
+    ("rewards", np.float64),
+    ("indices", np.int32),
+    ("lengths", np.int32),
+    ("first_versions", np.int32),
+    ("last_versions", np.int32),
+    ("truncated", np.bool_),
+    ("aborted", np.bool_),
+)
+_SHARD_DTYPES = tuple((name, np.dtype(kind)) for name, kind in _SHARD_COLUMNS)
+
+
+def _shard_of_columns(
+    group: tuple[int, ...], worker: str, size: int, prompt_tokens: int, lost: int, *columns: Any
+) -> GroupShard:
+    *arrays, parts = columns
+    named = dict(zip((name for name, _ in _SHARD_COLUMNS), arrays, strict=True))
+    return GroupShard(GroupId(*group), worker, size, prompt_tokens, **named, parts=parts, lost=lost)
+
+
+def _shard_of_buffer(
+    group: tuple[int, ...],
+    worker: str,
+    size: int,
+    prompt_tokens: int,
+    lost: int,
+    n: int,
+    names: tuple[str, ...],
+    data: bytes,
+) -> GroupShard:
+    """The shard again; its arrays are read-only views of the message."""
+    offset = 0
+    parts: dict[str, Any] = {}
+    for name in names:
+        parts[name] = np.frombuffer(data, np.float64, n, offset)
+        offset += 8 * n
+    columns: dict[str, Any] = {}
+    for name, kind in _SHARD_DTYPES:
+        columns[name] = np.frombuffer(data, kind, n, offset)
+        offset += kind.itemsize * n
+    return GroupShard(GroupId(*group), worker, size, prompt_tokens, **columns, parts=parts, lost=lost)
+
 
 class Locator(NamedTuple):
     """Where a finished rollout lies: the worker that holds it, its group and its index there."""

@@ -46,7 +46,7 @@ class DataConfig(Section):
     path: str = Field(min_length=1)
     """A JSONL, JSON or parquet file, a folder of them or of a saved dataset, or a Hugging Face hub name."""
     name: str | None = None
-    """Subset (configuration) of a hub dataset."""
+    """Subset (configuration) of a hub dataset; several are joined by `+`, as in `algebra+geometry`."""
     split: str = "train"
     """Split to train on; ignored where `path` is one file."""
     prompt: str = "prompt"

@@ -20,7 +20,11 @@ class GeneratorConfig(Section):
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that share one engine (vLLM)."""
     rollouts_per_prompt: int = Field(default=64, ge=2)
-    """n: rollouts generated for each prompt."""
+    """n: rollouts generated for each prompt; `auto`: as many as keep both pools busy, within `rollouts_range`."""
+    rollouts_range: tuple[int, int] | None = None
+    """With `rollouts_per_prompt: auto` (and `staleness` above 0) the fewest and the most: n grows while complete groups
+    queue up, and shrinks while the learner waits. The run starts in the middle; a number given as `rollouts_per_prompt`
+    beside a range is where it starts."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Sampling temperature; the learner divides its logits by the same number."""
     top_p: float = 1.0
@@ -33,6 +37,9 @@ class GeneratorConfig(Section):
     """Longest completion, in tokens; longer ones are cut and finish with `length`."""
     max_sequences: int = Field(default=256, ge=1)
     """Rollouts in flight in one engine."""
+    spread: bool = True
+    """Divide the rollouts of a group over workers where that lets all workers end together; false: a group stays whole
+    on one worker, whose engine reads its prompt once."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """Ray CPUs of one worker."""
     gpus_per_worker: float | None = Field(default=None, ge=0)
@@ -52,6 +59,33 @@ class GeneratorConfig(Section):
         if self.gpus_per_worker is not None:
             return self.gpus_per_worker
         return float(self.tensor_parallel) if self.engine == "vllm" and gpus_in_cluster else 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto_starts_in_the_middle(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("rollouts_per_prompt") != "auto":
+            return values
+        bounds = values.get("rollouts_range")
+        if not isinstance(bounds, (list, tuple)) or len(bounds) != 2 or not all(isinstance(b, int) for b in bounds):
+            raise ValueError(
+                f"rollouts_per_prompt: auto needs bounds, and rollouts_range is {bounds}; "
+                f"set it to [fewest, most], as in [32, 128]"
+            )
+        return values | {"rollouts_per_prompt": round((max(bounds[0], 1) * max(bounds[1], 1)) ** 0.5)}
+
+    @model_validator(mode="after")
+    def _start_lies_in_the_range(self) -> GeneratorConfig:
+        if self.rollouts_range is None:
+            return self
+        low, high = self.rollouts_range
+        if not 2 <= low < high:
+            raise ValueError(f"rollouts_range: [{low}, {high}] must be two numbers from 2 on, the lower one first")
+        if not low <= self.rollouts_per_prompt <= high:
+            raise ValueError(
+                f"rollouts_per_prompt: {self.rollouts_per_prompt} lies outside rollouts_range: [{low}, {high}]; "
+                f"widen the range or set rollouts_per_prompt: auto"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sampled_from_the_model_itself(self) -> GeneratorConfig:
@@ -91,6 +125,9 @@ class SelectorConfig(Section):
     """With `settle: waves`: in how many portions the n rollouts are issued."""
     tolerance: float = Field(default=0.0, ge=0)
     """With `settle`: how far from an end of the reward range still counts as that end."""
+    straggler_timeout: float = Field(default=60.0, ge=0)
+    """With `staleness` above 0: seconds that a step which newer groups could fill waits for the oldest ones, so that
+    long rollouts are not overtaken and dropped as stale."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the rule."""
 
@@ -147,6 +184,10 @@ class LoraConfig(Section):
     """Dropout on the adapter's input."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter."""
+    send: Literal["auto", "adapter", "merged"] = "auto"
+    """What goes to the generators: the `adapter` alone, which they merge into the weights of `model.path`, or the whole
+    model `merged`. `auto`: the adapter where the engine can take it (not `paced`, and not vLLM with
+    `engine_options.transfer: native`)."""
 
 
 class LearnerConfig(Section):

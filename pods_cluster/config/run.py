@@ -42,6 +42,9 @@ class RunConfig(Section):
     """Folder in which the run's folder is made."""
     steps: int = Field(default=100, ge=1)
     """Optimiser steps."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Seconds of work after which the run ends as after its last step (the paper's stop). Evaluations and checkpoints do
+    not count; a resumed run goes on counting. Left out: `steps` alone decides."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the prompt order, of sampling and of ties in selection."""
     eval: EvalConfig = EvalConfig()
@@ -75,3 +78,8 @@ class ClusterConfig(Section):
     one; or host:port."""
     placement_timeout: float = Field(default=120.0, gt=0)
     """Seconds that the cluster may take to place the pools before the run stops, saying what is missing."""
+    scale_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that a change of the pools' sizes may wait for room in the cluster; then the run goes on with what it
+    has."""
+    drain_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that a generator which leaves may take to finish its rollouts; then their prompts go to the others."""

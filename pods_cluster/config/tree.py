@@ -83,13 +83,37 @@ class Config(Section):
                 f"learner.kl.reference: {self.learner.kl.reference!r} is never read while learner.kl.coefficient is 0; "
                 f"set a coefficient or leave the reference out"
             )
+        lora = self.learner.lora
+        if lora is not None and lora.send == "adapter" and not self._engine_takes_adapters:
+            raise ValueError(
+                f"learner.lora.send: adapter is not possible with generator.engine: {self.generator.engine}"
+                + (" and engine_options.transfer: native" if self.generator.engine == "vllm" else "")
+                + "; use send: merged (or auto)"
+            )
+        self._range_is_possible()
         self._settling_is_possible()
         return self
+
+    def _range_is_possible(self) -> None:
+        bounds = self.generator.rollouts_range
+        if bounds is None:
+            return
+        if bounds[0] < self.selector.keep:
+            raise ValueError(
+                f"generator.rollouts_range: {list(bounds)} begins below selector.keep: {self.selector.keep}; "
+                f"raise it to {self.selector.keep} or more, or lower selector.keep"
+            )
+        if not self.staleness:
+            raise ValueError(
+                f"generator.rollouts_range: {list(bounds)} needs staleness: 1 or more: with staleness: 0 the pools take "
+                f"turns, and no n keeps both busy; raise staleness or leave rollouts_range out"
+            )
 
     def _settling_is_possible(self) -> None:
         if self.selector.settle == "off":
             return
-        if self.selector.rule != "max_variance":
+        # A rule of the user's own may state its condition: that is seen where it is imported, when the run starts.
+        if self.selector.rule != "max_variance" and ":" not in self.selector.rule:
             raise ValueError(
                 f"selector.settle: {self.selector.settle} needs a rule with a known settled condition, "
                 f"which {self.selector.rule!r} does not state; use rule: max_variance or settle: off"
@@ -105,6 +129,19 @@ class Config(Section):
                 f"selector.waves: {waves} portions cannot be made of generator.rollouts_per_prompt: {n}; "
                 f"lower selector.waves to {n} or less"
             )
+
+    @property
+    def _engine_takes_adapters(self) -> bool:
+        generator = self.generator
+        if generator.engine == "vllm":
+            return generator.engine_options.get("transfer") != "native"
+        return generator.engine == "transformers"
+
+    @property
+    def sends_adapter(self) -> bool:
+        """Whether a weight version travels as an adapter on `model.path`, not as the whole model."""
+        lora = self.learner.lora
+        return lora is not None and lora.send != "merged" and self._engine_takes_adapters
 
     @property
     def rollouts_per_step(self) -> int:

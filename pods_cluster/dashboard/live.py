@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -24,12 +25,15 @@ CALL_SECONDS = 30.0
 class RayControls:
     """Looks for `<run>/controller/0` in the namespace `pods`. Connects to a cluster when first asked, starts none.
 
-    `address`: as for `ray.init`; "auto" takes the cluster of this machine.
+    `address`: as for `ray.init` ("auto" takes the cluster of this machine), or a function from a run's name to its
+    cluster's address (None: it is not alive). A process is a guest of one cluster at a time: for a run on another one
+    the connection is made anew.
     """
 
-    def __init__(self, address: str = "auto") -> None:
-        self.address = address
+    def __init__(self, address: str | Callable[[str], str | None] = "auto") -> None:
+        self._address = address
         self._connecting = threading.Lock()
+        self._connected: str | None = None
 
     async def status(self, run: str) -> LiveStatus:
         controller = await self._controller(run)
@@ -66,34 +70,57 @@ class RayControls:
         await self._call(run, controller.stop.remote(reason), CALL_SECONDS)
         return "the run ends after what it is doing, its state saved"
 
+    async def runs(self, address: str) -> list[str]:
+        """Names of the runs that are alive on a cluster. Raises NotLive."""
+        try:
+            return await asyncio.wait_for(_on_a_thread(lambda: self._list(address)), FIND_SECONDS)
+        except TimeoutError:
+            raise NotLive(f"the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
+        except (ConnectionError, RuntimeError) as error:
+            raise NotLive(f"no Ray cluster at {address} can be reached ({_first_line(error)})") from error
+
     async def _controller(self, run: str) -> Any:
         name = actor_name(run, "controller")
+        address = self._address(run) if callable(self._address) else self._address
+        if address is None:
+            raise NotLive(f"{run}: is not alive")
         try:
-            return await asyncio.wait_for(_on_a_thread(lambda: self._find(name)), FIND_SECONDS)
+            return await asyncio.wait_for(_on_a_thread(lambda: self._find(address, name)), FIND_SECONDS)
         except TimeoutError:
-            raise NotLive(f"{run}: the Ray cluster at {self.address} did not answer in {FIND_SECONDS:g} s") from None
+            raise NotLive(f"{run}: the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
         except ConnectionError as error:
-            raise NotLive(f"{run}: no Ray cluster at {self.address} can be reached ({_first_line(error)})") from error
+            raise NotLive(f"{run}: no Ray cluster at {address} can be reached ({_first_line(error)})") from error
         except ValueError:
-            raise NotLive(f"{run}: no run of this name is alive on the Ray cluster at {self.address}") from None
+            raise NotLive(f"{run}: no run of this name is alive on the Ray cluster at {address}") from None
 
-    def _find(self, name: str) -> Any:
+    def _find(self, address: str, name: str) -> Any:
+        import ray
+
+        self._connect(address)
+        return ray.get_actor(name, namespace=NAMESPACE)
+
+    def _list(self, address: str) -> list[str]:
+        import ray
+
+        self._connect(address)
+        there: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+        names = [actor["name"] for actor in there if actor["namespace"] == NAMESPACE]
+        end = actor_name("", "controller")
+        return sorted(name.removesuffix(end) for name in names if name.endswith(end))
+
+    def _connect(self, address: str) -> None:
         import ray
 
         with self._connecting:
-            if not ray.is_initialized():
-                self._knock()
-                ray.init(address=self.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-        return ray.get_actor(name, namespace=NAMESPACE)
-
-    def _knock(self) -> None:
-        """Raises ConnectionError where nothing listens: Ray itself would try for minutes."""
-        host, _, port = self.address.removeprefix("ray://").rpartition(":")
-        if host and port.isdigit():
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
-            except OSError as error:
-                raise ConnectionError(f"{self.address}: {error.strerror or error}") from error
+            if ray.is_initialized() and self._connected in (None, address):
+                return  # None: the process was connected by someone else, and stays so
+            if ray.is_initialized():
+                ray.shutdown()
+            _knock(address)
+            # It is told on every thread but the main one that a signal is not handled there.
+            logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+            self._connected = address
 
     async def _call(self, run: str, ref: Any, seconds: float) -> Any:
         import ray
@@ -109,6 +136,16 @@ class RayControls:
             raise NotLive(f"{run}: its controller has ended ({_first_line(error)})") from error
         except RayTaskError as error:
             raise ControlFailed(f"{run}: {_first_line(error.cause or error)}") from error
+
+
+def _knock(address: str) -> None:
+    """Raises ConnectionError where nothing listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(f"{address}: {error.strerror or error}") from error
 
 
 async def _on_a_thread(call: Callable[[], Any]) -> Any:

@@ -6,7 +6,7 @@ The `datasets` library does the reading; it is imported on the first load and im
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,8 @@ def load_source(path: str, name: str | None, split: str, limit: int | None = Non
     """Load the rows of `split` (of at most `limit`, from the first) that `path` holds.
 
     `path`: a JSONL, JSON or parquet file, a folder of them, a folder written by `Dataset.save_to_disk`, or a hub name
-    with `name` as its subset. Of one file the split's name is ignored, its bounds (`[:500]`) are not.
+    with `name` as its subset (`a+b`: one after the other). Of one file the split's name is ignored, its bounds
+    (`[:500]`) are not.
     Raises DataError, naming the fields under `field`: nothing there, not readable, no such split, no rows.
     """
     wanted = parse_split(split, f"{field}.split")
@@ -148,14 +149,16 @@ def _load_folder(place: Path, path: str, name: str | None, wanted: Split, field:
     _check_utf8(files, path, field)
     from datasets import load_dataset
 
-    with _quiet():
-        try:
-            found = load_dataset(str(place.resolve()), name=name)
-        except Exception as error:
-            if "BuilderConfig" in str(error) or "Config name" in str(error):
-                raise DataError(f"{field}.name: {name!r} is not a subset of {path!r}: {error}") from error
-            raise DataError(_unreadable(files, path, error, field)) from error
-    return _pick(found, path, wanted, field)
+    def load(subset: str | None) -> Any:
+        with _quiet():
+            try:
+                return load_dataset(str(place.resolve()), name=subset)
+            except Exception as error:
+                if "BuilderConfig" in str(error) or "Config name" in str(error):
+                    raise DataError(f"{field}.name: {subset!r} is not a subset of {path!r}: {error}") from error
+                raise DataError(_unreadable(files, path, error, field)) from error
+
+    return _subsets(load, path, name, wanted, field)
 
 
 def _is_saved(place: Path) -> bool:
@@ -185,18 +188,38 @@ def _load_hub(path: str, name: str | None, wanted: Split, field: str) -> Dataset
         )
     from datasets import load_dataset
 
+    def load(subset: str | None) -> Any:
+        try:
+            return load_dataset(path, name=subset)
+        except Exception as error:
+            text = str(error)
+            if "BuilderConfig" in text or "Config name" in text:
+                raise DataError(f"{field}.name: {subset!r} is not a subset of {path!r}: {text}") from error
+            raise DataError(
+                f"{field}.path: {path!r} could not be loaded. Tried: the file or folder {Path(path).absolute()} "
+                f"(does not exist); the Hugging Face hub and its local cache ({_cause(error)}). Give the path of a "
+                f"downloaded copy, correct the name, or make the hub reachable (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE)"
+            ) from error
+
+    return _subsets(load, path, name, wanted, field)
+
+
+def _subsets(load: Callable[[str | None], Any], path: str, name: str | None, wanted: Split, field: str) -> Dataset:
+    """The split of one subset, or of several (`algebra+geometry`) one after the other."""
+    names = [None] if name is None else [part.strip() for part in name.split("+")]
+    if "" in names or len(set(names)) < len(names):
+        raise DataError(f"{field}.name: {name!r} names an empty subset or one twice; write them as in algebra+geometry")
+    parts = [_pick(load(part), path, wanted, field) for part in names]
+    if len(parts) == 1:
+        return parts[0]
+    from datasets import concatenate_datasets
+
     try:
-        found = load_dataset(path, name=name)
+        return concatenate_datasets(parts)
     except Exception as error:
-        text = str(error)
-        if "BuilderConfig" in text or "Config name" in text:
-            raise DataError(f"{field}.name: {name!r} is not a subset of {path!r}: {text}") from error
         raise DataError(
-            f"{field}.path: {path!r} could not be loaded. Tried: the file or folder {Path(path).absolute()} "
-            f"(does not exist); the Hugging Face hub and its local cache ({_cause(error)}). Give the path of a "
-            f"downloaded copy, correct the name, or make the hub reachable (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE)"
+            f"{field}.name: the subsets {name!r} of {path!r} do not have the same columns ({_cause(error)}); name fewer"
         ) from error
-    return _pick(found, path, wanted, field)
 
 
 def _pick(found: Any, path: str, wanted: Split, field: str) -> Dataset:

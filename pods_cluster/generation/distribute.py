@@ -7,23 +7,39 @@ from collections.abc import Mapping, Sequence
 
 
 def assign(
-    tokens: Sequence[int], size: int, loads: Mapping[str, int], *, spread: bool = False
+    pieces: Sequence[tuple[int, float]], loads: Mapping[str, float], *, spread: bool = False
 ) -> list[dict[str, tuple[int, ...]]]:
-    """For each group (at most `tokens[i]` tokens to make) the rollout indices by worker, least loaded worker first.
+    """For each piece (rollouts, expected tokens of one) its places 0 … rollouts - 1 by worker.
 
-    `loads` are the workers' outstanding tokens. A group stays whole; with `spread` and fewer groups than workers each
-    group is divided over several workers in near-equal runs of indices.
+    `loads` are the workers' outstanding tokens. Each piece goes whole to the least loaded worker, which with the
+    longest pieces first leaves the last worker at most a third later than the best schedule (Graham 1969). With
+    `spread` no worker is filled beyond the level at which all would end together; what is left of a piece goes to
+    another (McNaughton 1959), so that at most one piece a worker is divided, and all end within a rollout.
     """
-    heap = [(load, name) for name, load in loads.items()]
+    heap = [(float(load), name) for name, load in loads.items()]
     heapq.heapify(heap)
-    pieces = min(size, len(loads) // len(tokens)) if spread and 0 < len(tokens) < len(loads) else 1
+    level = _level(list(loads.values()), sum(count * tokens for count, tokens in pieces)) if spread else float("inf")
     assigned: list[dict[str, tuple[int, ...]]] = []
-    for cost in tokens:
+    for count, tokens in pieces:
         share: dict[str, tuple[int, ...]] = {}
-        chosen = [heapq.heappop(heap) for _ in range(pieces)]
-        for piece, (load, name) in enumerate(chosen):
-            indices = tuple(range(piece * size // pieces, (piece + 1) * size // pieces))
-            share[name] = indices
-            heapq.heappush(heap, (load + cost * len(indices) // size, name))
+        start = 0
+        while start < count:
+            load, name = heapq.heappop(heap)
+            fits = (level - load) / tokens if tokens > 0 else float("inf")
+            taken = count - start if fits >= count - start else max(1, round(fits))
+            share[name] = (*share.get(name, ()), *range(start, start + taken))
+            heapq.heappush(heap, (load + taken * tokens, name))
+            start += taken
         assigned.append(share)
     return assigned
+
+
+def _level(loads: list[float], tokens: float) -> float:
+    """The common load to which these tokens fill the least loaded workers."""
+    loads = sorted(loads)
+    level = loads[0] + tokens
+    for filled in range(1, len(loads)):
+        if level <= loads[filled]:
+            break
+        level = (sum(loads[: filled + 1]) + tokens) / (filled + 1)
+    return level

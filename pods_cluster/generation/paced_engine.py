@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +24,23 @@ from pods_cluster.weights.types import TensorSpec, WeightUpdate
 MIN_SLEEP = 0.001
 
 
+class _Running(NamedTuple):
+    request: RolloutRequest
+    length: int
+    ends: int
+    """The engine's clock then, in tokens."""
+    began: float
+    version: int
+    """That the first token was sampled from."""
+
+
 class PacedEngine(WeightReceiving):
     """`Engine` whose rollouts in flight share `tokens_per_second`, at most `max_sequences` at once.
 
     Lengths (end token included) follow `lengths` between `shortest` and `longest`: `uniform`, or `geometric` with the
     mean in the middle, cut at the request's max_tokens. Tokens are uniform over `tokens` (ids); a share `accuracy` of
-    the rollouts starts with `reward_token`, the others never hold it. Weights are received for real and fingerprinted.
+    the rollouts (of several, each row has one in turn) starts with `reward_token`, the others never hold it. Weights
+    are received for real and fingerprinted.
     """
 
     def __init__(
@@ -42,7 +53,7 @@ class PacedEngine(WeightReceiving):
         lengths: Literal["uniform", "geometric"] = "uniform",
         shortest: int = 1,
         longest: int = 128,
-        accuracy: float = 0.5,
+        accuracy: float | Sequence[float] = 0.5,
         reward_token: int | None = None,
     ) -> None:
         super().__init__()
@@ -54,16 +65,17 @@ class PacedEngine(WeightReceiving):
             )
         if lengths not in ("uniform", "geometric"):
             raise EngineError(f"engine_options.lengths: {lengths!r} must be uniform or geometric")
-        if not 0.0 <= accuracy <= 1.0:
-            raise EngineError(f"engine_options.accuracy: {accuracy} must be between 0 and 1")
+        shares = [accuracy] if isinstance(accuracy, int | float) else list(accuracy)
+        if not shares or not all(0.0 <= share <= 1.0 for share in shares):
+            raise EngineError(f"engine_options.accuracy: {accuracy} must be between 0 and 1, or a list of such numbers")
         self._tokens = np.array([token for token in tokens if token not in (end_id, reward_token)], np.int64)
         if not len(self._tokens):
             raise EngineError("paced engine: the vocabulary has no token beside the end and reward tokens")
-        self._end_id, self._reward_token, self._accuracy = end_id, reward_token, accuracy
+        self._end_id, self._reward_token, self._accuracies = end_id, reward_token, shares
         self._max_sequences, self._rate = max_sequences, tokens_per_second
         self._lengths, self._shortest, self._longest = lengths, shortest, longest
         self._waiting: deque[RolloutRequest] = deque()
-        self._running: dict[str, tuple[RolloutRequest, int, int, float]] = {}  # request, length, done at, started
+        self._running: dict[str, _Running] = {}
         self._clock = 0  # tokens made so far by each of the running rollouts, since the start
         self._keys: set[str] = set()
         self._aborted: set[str] = set()
@@ -101,21 +113,22 @@ class PacedEngine(WeightReceiving):
         while self._waiting and len(self._running) < self._max_sequences:
             request = self._waiting.popleft()
             length = min(self._length(request), request.sampling.max_tokens)
-            self._running[request.key] = (request, length, self._clock + length, time.monotonic())
+            ends = self._clock + length
+            self._running[request.key] = _Running(request, length, ends, time.monotonic(), self.version)
             self._prompt_tokens += len(request.prompt_ids)
         if self._running:
             self._advance()
-            for request, length, ends, began in list(self._running.values()):
-                if ends <= self._clock:
-                    del self._running[request.key]
-                    finished.append(self._rollout(request, length, length, began))
+            for running in list(self._running.values()):
+                if running.ends <= self._clock:
+                    del self._running[running.request.key]
+                    finished.append(self._rollout(running, running.length))
         self._busy_seconds += time.perf_counter() - started
         return finished
 
     def _advance(self) -> None:
         """Everyone makes tokens until the next one finishes, or for some milliseconds if that is later."""
         rows = len(self._running)
-        nearest = min(ends for _, _, ends, _ in self._running.values()) - self._clock
+        nearest = min(running.ends for running in self._running.values()) - self._clock
         count = max(1, min(nearest, int(0.005 * self._rate / rows)))
         self._clock += count
         self._generated += count * rows
@@ -136,11 +149,13 @@ class PacedEngine(WeightReceiving):
         key = np.full(count, stream_key(request.sampling.seed, request.group, request.index), np.uint64)
         return uniforms(key, np.arange(first, first + count, dtype=np.int64))
 
-    def _rollout(self, request: RolloutRequest, length: int, made: int, began: float) -> Rollout:
+    def _rollout(self, running: _Running, made: int) -> Rollout:
         """`made` of the `length` tokens of a rollout."""
+        request, length, _, began, version = running
         numbers = self._numbers(request, length, 2)
         ids = self._tokens[(numbers * len(self._tokens)).astype(np.int64)]
-        if self._reward_token is not None and float(self._numbers(request, 1, 1)[0]) < self._accuracy:
+        accuracy = self._accuracies[request.group.row % len(self._accuracies)]
+        if self._reward_token is not None and float(self._numbers(request, 1, 1)[0]) < accuracy:
             ids[0] = self._reward_token
         full = length == request.sampling.max_tokens
         if not full:
@@ -161,7 +176,7 @@ class PacedEngine(WeightReceiving):
             token_ids=ids[:made].tolist(),
             logprobs=logprobs,
             finish_reason=reason,
-            first_version=self.version,
+            first_version=version,
             last_version=self.version,
             seconds=time.monotonic() - began,
         )
@@ -170,11 +185,13 @@ class PacedEngine(WeightReceiving):
         keys, self._aborted = self._aborted & self._keys, set()
         rollouts = []
         for key in keys & self._running.keys():
-            request, length, ends, began = self._running.pop(key)
-            rollouts.append(self._rollout(request, length, length - (ends - self._clock), began))
+            running = self._running.pop(key)
+            rollouts.append(self._rollout(running, running.length - (running.ends - self._clock)))
         for request in [request for request in self._waiting if request.key in keys]:
             self._waiting.remove(request)
-            rollouts.append(self._rollout(request, self._length(request), 0, time.monotonic()))
+            rollouts.append(
+                self._rollout(_Running(request, self._length(request), 0, time.monotonic(), self.version), 0)
+            )
         return rollouts
 
     def score(

@@ -11,13 +11,26 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.config import Config
-from pods_cluster.generation.records import GeneratorError
+from pods_cluster.generation.records import GeneratorError, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
 from pods_cluster.names import NAMESPACE
 
 RESOURCE = "pods_generator"
 ANSWER_SECONDS = 15.0
 """A healthy worker answers `stats` at once; after twice this in a row without an answer it counts as hung."""
+
+
+class NoRoom(GeneratorError):
+    """The cluster has no place for a worker."""
+
+
+def worker_demand(config: Config, there: Mapping[str, float]) -> dict[str, float]:
+    """Ray resources of one worker on a cluster that offers `there`."""
+    generator = config.generator
+    demand = {"CPU": generator.cpus_per_worker, "GPU": generator.gpus(there.get("GPU", 0.0))}
+    if there.get(RESOURCE):
+        demand[RESOURCE] = 1.0
+    return {name: amount for name, amount in demand.items() if amount}
 
 
 def create_worker(config: Config, name: str, selector: Any, actor_options: Mapping[str, Any]) -> Any:
@@ -43,22 +56,27 @@ def create_worker(config: Config, name: str, selector: Any, actor_options: Mappi
         ) from error
 
 
-async def worker_started(config: Config, name: str, handle: Any) -> None:
-    """Wait for the actor's place and for its engine, each with its deadline. Raises GeneratorError with the cause."""
-    generator, placement = config.generator, config.cluster.placement_timeout
+async def worker_placed(config: Config, name: str, handle: Any, seconds: float) -> None:
+    """Wait until Ray has found the actor a place. Raises NoRoom when it has not, GeneratorError with another cause."""
+    generator = config.generator
     try:
-        await asyncio.wait_for(result(handle.__ray_ready__.remote()), placement)
+        await asyncio.wait_for(result(handle.__ray_ready__.remote()), seconds)
     except TimeoutError:
         free, there = ray.available_resources(), ray.cluster_resources()
-        raise GeneratorError(
-            f"{name} was not placed within {placement:g} s: it needs {generator.cpus_per_worker:g} CPU(s), the "
+        raise NoRoom(
+            f"{name} was not placed within {seconds:g} s: it needs {generator.cpus_per_worker:g} CPU(s), the "
             f"cluster has {free.get('CPU', 0):g} of {there.get('CPU', 0):g} free, and {free.get('GPU', 0):g} GPU(s); "
             f"lower generator.workers, add nodes, or raise cluster.placement_timeout"
         ) from None
     except RayActorError as error:
         raise GeneratorError(f"{name} died while it started: {cause(error)}") from error
+
+
+async def worker_started(config: Config, name: str, handle: Any) -> WorkerInfo:
+    """Wait for the engine of a worker that has its place. Raises GeneratorError with the cause."""
+    generator = config.generator
     try:
-        await asyncio.wait_for(result(handle.ready.remote()), generator.start_timeout + ANSWER_SECONDS)
+        return await asyncio.wait_for(result(handle.ready.remote()), generator.start_timeout + ANSWER_SECONDS)
     except TimeoutError:
         raise GeneratorError(
             f"{name} has not started within generator.start_timeout: {generator.start_timeout:g} s"

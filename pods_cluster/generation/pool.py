@@ -3,116 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
-from pods_cluster.generation.placement import (
-    ANSWER_SECONDS,
-    cause,
-    create_worker,
-    kill,
-    quietly,
-    result,
-    worker_started,
-)
+from pods_cluster.generation.members import Member, PoolMembers
+from pods_cluster.generation.placement import ANSWER_SECONDS, cause, quietly, result
 from pods_cluster.generation.pool_stats import PoolStats, counters
-from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, GroupRequest, WorkerStats
-from pods_cluster.names import actor_name
+from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
-CLOSE_SECONDS = 15.0
 
-
-@dataclass(slots=True)
-class _Member:
-    """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there."""
-
-    handle: Any
-    load: dict[GroupId, int] = field(default_factory=dict)
-    groups: set[GroupId] = field(default_factory=set)
-    draining: bool = False
-    unanswered: int = 0
-    failure: str | None = None
-
-
-class GeneratorPool:
+class GeneratorPool(PoolMembers):
     """`generator.workers` workers `<run>/generator/<i>`; a replacement gets a new index.
 
-    `selector` is the handle that workers report to (None: an evaluation alone). A group stays whole on one worker;
-    `spread` divides the rollouts of a group where there are fewer groups than workers. `actor_options` go to every
-    worker's actor. Errors of workers that are gone do not raise here: `check` finds them.
+    `selector` is the handle that workers report to (None: an evaluation alone). `actor_options` go to every worker's
+    actor. Errors of workers that are gone do not raise here: `check` finds them.
     """
 
-    def __init__(
-        self, config: Config, selector: Any, *, spread: bool = False, actor_options: Mapping[str, Any] | None = None
-    ) -> None:
-        self.config = config
-        self._selector = selector
-        self._spread = spread
-        self._options = dict(actor_options or {})
-        self._members: dict[str, _Member] = {}
-        self._next = 0
-        self._replaced = 0
+    def __init__(self, config: Config, selector: Any, *, actor_options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, selector, actor_options)
         self._read: dict[str, Counter[str]] = {}
-
-    @property
-    def workers(self) -> dict[str, Any]:
-        """Handles of the workers that serve, by name."""
-        return {name: member.handle for name, member in self._members.items()}
-
-    # Starting, growing, ending.
-
-    async def start(self) -> None:
-        """Start all workers and wait for their engines. Raises GeneratorError with the cause; none is left then."""
-        await self.add(self.config.generator.workers)
-
-    async def add(self, count: int = 1) -> list[str]:
-        """Start `count` more workers, without published weights. Raises GeneratorError; none of them is left then."""
-        new: dict[str, Any] = {}
-        try:
-            for name in self._names(count):
-                new[name] = create_worker(self.config, name, self._selector, self._options)
-            await asyncio.gather(*(worker_started(self.config, name, handle) for name, handle in new.items()))
-        except BaseException:
-            for handle in new.values():
-                kill(handle)
-            raise
-        self._members.update((name, _Member(handle)) for name, handle in new.items())
-        return list(new)
-
-    async def remove(self, count: int = 1, timeout: float = 600.0) -> list[Failure]:
-        """Take the `count` least loaded workers out: no new groups, then, when their rollouts were taken, the end.
-
-        After `timeout` seconds they end anyway; what was given up with them is returned.
-        """
-        if not 0 < count < len(self._members):
-            raise GeneratorError(f"remove: {count} of {len(self._members)} workers: at least one must stay")
-        leaving = sorted(self._members, key=lambda name: sum(self._members[name].load.values()))[:count]
-        for name in leaving:
-            self._members[name].draining = True
-        return [failure for name in leaving for failure in await self._drain(name, timeout)]
-
-    async def replace(self, worker: str) -> str:
-        """Start a worker in place of one that `check` or `fail` reported; returns its name. It holds no weights yet."""
-        if worker in self._members:
-            self._discard(worker, "replaced")
-        (name,) = await self.add(1)
-        self._replaced += 1
-        return name
-
-    async def close(self) -> None:
-        """End all workers."""
-        members, self._members = self._members, {}
-        calls = [quietly(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
-        await asyncio.gather(*calls)
-        for member in members.values():
-            kill(member.handle)
+        self._generated: dict[str, int] = {}
+        self._asked_at = time.monotonic()
 
     async def adopt(self, version: int) -> None:
         """The weights that the workers loaded from `model.path` are `version`; for runs without a learner."""
@@ -122,26 +40,42 @@ class GeneratorPool:
 
     # Groups.
 
-    async def submit(self, groups: Sequence[tuple[GroupId, Prompt]]) -> None:
-        """Send groups to the least loaded workers. Raises what an engine has against a request.
+    async def submit(self, portions: Sequence[Portion]) -> None:
+        """Send portions of groups to the least loaded workers, those with the most tokens to make first.
 
-        Groups sent to a worker that turns out to be dead are reported by `check`, as if it had died a moment later.
+        Raises what an engine has against a request. What is sent to a worker that turns out to be dead is reported by
+        `check`, as if it had died a moment later.
         """
-        config, size = self.config.generator, self.config.generator.rollouts_per_prompt
+        config = self.config.generator
         sampling = SamplingParams(
             temperature=config.temperature, max_tokens=config.max_tokens, seed=self.config.run.seed, logprobs=True
         )
+        for portion in portions:
+            if portion.start:  # the earlier ones have all come back
+                for member in self._members.values():
+                    member.load.pop(portion.group, None)
         loads = {name: sum(m.load.values()) for name, m in self._members.items() if not (m.draining or m.failure)}
         if not loads:
             raise GeneratorError("no generator worker is left to submit to")
-        tokens = [size * (len(prompt.token_ids) + sampling.max_tokens) for _, prompt in groups]
+        ordered = sorted(((config.max_tokens if p.length is None else p.length, p) for p in portions),
+                         key=lambda item: -len(item[1]) * item[0])  # fmt: skip
+        shares = assign([(len(portion), length) for length, portion in ordered], loads, spread=config.spread)
         parts: dict[str, list[GroupRequest]] = {}
-        for (group, prompt), share in zip(groups, assign(tokens, size, loads, spread=self._spread), strict=True):
-            for name, indices in share.items():
-                parts.setdefault(name, []).append(GroupRequest(group, prompt, indices, size, sampling))
-                self._members[name].groups.add(group)
-                self._members[name].load[group] = len(indices) * (len(prompt.token_ids) + sampling.max_tokens)
+        for (length, portion), share in zip(ordered, shares, strict=True):
+            for name, places in share.items():
+                indices = tuple(portion.start + place for place in places)
+                parts.setdefault(name, []).append(
+                    GroupRequest(portion.group, portion.prompt, indices, portion.size, sampling)
+                )
+                member = self._members[name]
+                member.groups.add(portion.group)
+                member.load[portion.group] = round(len(indices) * length)
         await self._ask_all({name: self._members[name].handle.submit.remote(part) for name, part in parts.items()})
+
+    async def abort(self, groups: Sequence[GroupId]) -> None:
+        """Workers end what is unfinished of these groups; it is reported as aborted. Finished rollouts stay."""
+        calls = [self._members[name].handle.abort.remote(group) for group in groups for name in self._holders(group)]
+        await asyncio.gather(*(quietly(call, ANSWER_SECONDS) for call in calls))
 
     async def keep(self, selections: Sequence[Selection]) -> None:
         """Workers forget what these selections left out; what they kept stays until it is taken or dropped."""
@@ -218,34 +152,18 @@ class GeneratorPool:
             since.update(counts - self._read.get(name, Counter()))
         self._replaced = 0
         self._read = now
-        return PoolStats(workers, since)
+        tokens = {name: answer.engine.generated_tokens for name, answer in workers.items()}
+        generated = sum(count - self._generated.get(name, 0) for name, count in tokens.items())
+        seconds, self._asked_at = time.monotonic() - self._asked_at, time.monotonic()
+        self._generated = tokens
+        return PoolStats(workers, since, generated, seconds)
 
     # Within.
-
-    def _names(self, count: int) -> list[str]:
-        start, self._next = self._next, self._next + count
-        return [actor_name(self.config.run.name, "generator", index) for index in range(start, self._next)]
-
-    async def _drain(self, name: str, timeout: float) -> list[Failure]:
-        member = self._members[name]
-        left = await quietly(member.handle.drain.remote(timeout), timeout + ANSWER_SECONDS)
-        if name not in self._members:
-            return []  # it failed meanwhile, and was reported
-        if left is not None:
-            member.groups = {GroupId(*group) for group in left}
-            await quietly(member.handle.shutdown.remote(), CLOSE_SECONDS)
-        failure = self._discard(name, "removed from the pool before its rollouts were taken")
-        return [failure] if failure.groups else []
-
-    def _discard(self, name: str, reason: str) -> Failure:
-        member = self._members.pop(name)
-        kill(member.handle)
-        return Failure(name, reason, sorted(member.groups))
 
     def _holders(self, group: GroupId) -> list[str]:
         return [name for name, member in self._members.items() if group in member.groups]
 
-    def _complaint(self, member: _Member, stats: WorkerStats | None) -> str | None:
+    def _complaint(self, member: Member, stats: WorkerStats | None) -> str | None:
         if stats is None:
             member.unanswered += 1
             return f"did not answer for {2 * ANSWER_SECONDS:g} s" if member.unanswered >= 2 else None

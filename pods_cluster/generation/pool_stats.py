@@ -11,10 +11,12 @@ from pods_cluster.generation.records import WorkerStats
 
 @dataclass(slots=True)
 class PoolStats:
-    """Every worker that answered, and counts since the last time they were read."""
+    """Every worker that answered, and counts since the last time they were read: `generated_tokens` in `seconds`."""
 
     workers: dict[str, WorkerStats]
     since: Mapping[str, int] = field(default_factory=dict)
+    generated_tokens: int = 0
+    seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:

@@ -13,11 +13,19 @@ class GeneratorError(Exception):
     """A generator worker cannot serve, or cannot serve this; the text has the cause and the fix, if there is one."""
 
 
-class RolloutsGone(KeyError):
-    """Rollouts that a worker does not hold: taken or dropped before, or never finished. The text names them."""
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Rollouts start … stop - 1 of a group of `size`, to be made now; `length` tokens each are expected, if known."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+    group: GroupId
+    prompt: Prompt
+    size: int
+    start: int
+    stop: int
+    length: float | None = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +108,5 @@ class Failure:
     worker: str
     cause: str
     groups: list[GroupId] = field(default_factory=list)
+    leaving: bool = False
+    """It was on its way out of the pool: nobody takes its place."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
-from pods_cluster.generation.records import GeneratorError, GroupRequest, RolloutsGone
+from pods_cluster.generation.records import GeneratorError, GroupRequest
 from pods_cluster.types import GroupId, Prompt, Rollout
 
 
@@ -76,20 +76,19 @@ class RolloutStore:
             self._changed.notify_all()
             return size if held else None
 
-    def take(self, group: GroupId, indices: Sequence[int]) -> list[Rollout]:
-        """Hand over and forget. Raises RolloutsGone, and then hands over none."""
+    def take(self, group: GroupId, indices: Sequence[int]) -> tuple[list[Rollout], list[int]]:
+        """Hand over and forget what is held of these, and name the indices that are not."""
         with self._changed:
             entry = self._groups.get(group)
-            missing = [index for index in indices if entry is None or index not in entry.rollouts]
-            if missing or entry is None:
-                state = "unknown here" if entry is None else "not finished, or taken or dropped before"
-                raise RolloutsGone(f"group {group}: rollouts {missing} are {state}")
-            taken = [entry.rollouts[index] for index in indices]
-            for index in indices:
-                self._release(entry, index)
+            if entry is None:
+                return [], list(indices)
+            taken = [entry.rollouts[index] for index in indices if index in entry.rollouts]
+            missing = [index for index in indices if index not in entry.rollouts]
+            for rollout in taken:
+                self._release(entry, rollout.index)
             self._tidy(group)
             self._changed.notify_all()
-            return taken
+            return taken, missing
 
     def keep(self, group: GroupId, indices: Iterable[int]) -> list[str]:
         """Give up all other rollouts of `group`; returns the keys of those that are still pending."""

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pods_cluster.generation.adapter_load import AdapterLoad, BaseWeights
 from pods_cluster.generation.checks import check_request
 from pods_cluster.generation.engine import EngineError, EngineStats
 from pods_cluster.generation.hf_model import Forward, WeightLoad, right_padded
@@ -48,6 +49,7 @@ class TransformersEngine(WeightReceiving):
     ) -> None:
         super().__init__(model.device)
         self._model = model
+        self._base = BaseWeights()
         self._forward = Forward(model)
         self._cache = SlotCache()
         self._rows = RowTable()
@@ -280,7 +282,11 @@ class TransformersEngine(WeightReceiving):
     # Weights.
 
     def receive(self, update: WeightUpdate) -> None:
-        load = WeightLoad(self._model)
+        if update.adapter:
+            load = AdapterLoad(self._model, self._base)
+        else:
+            load = WeightLoad(self._model)
+            self._base.replaced()
         with self._receiving(update, load.take):
             load.finish()
         self._stale = self._rows.count > 0

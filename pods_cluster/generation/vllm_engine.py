@@ -210,9 +210,9 @@ class VllmEngine:
         self._require_weights("score")
         return self._scoring.score(sequences, temperature)
 
-    def rescore(self, rollouts: Sequence[Rollout]) -> None:
+    def rescore(self, rollouts: Sequence[Rollout], temperature: float) -> None:
         """Fill in the log-probabilities that `logprobs: rescore` left out, where the engine still has the weights that
-        made the rollout; the others' stay None."""
+        made the rollout; the others' stay None. `temperature` is the one that they were sampled at."""
         if self.options.logprobs != "rescore" or self.closed:
             return
         wanted = [
@@ -222,7 +222,7 @@ class VllmEngine:
             and rollout.first_version == rollout.last_version == self.version
             and rollout.total_tokens < self._core.max_model_len
         ]
-        scores = self.score([(rollout.prompt_ids, rollout.token_ids) for rollout in wanted], 1.0)
+        scores = self.score([(rollout.prompt_ids, rollout.token_ids) for rollout in wanted], temperature)
         for rollout, logprobs in zip(wanted, scores, strict=True):
             rollout.logprobs = logprobs
 

@@ -15,6 +15,7 @@ from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.evaluation import Evaluation
 from pods_cluster.generation.finishing import Finisher
+from pods_cluster.generation.hand_over import HandOver, pack
 from pods_cluster.generation.records import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
 from pods_cluster.generation.shards import Reporter
 from pods_cluster.generation.store import RolloutStore
@@ -24,6 +25,7 @@ from pods_cluster.weights.types import Invitation, WeightUpdate
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
 
+NOT_HERE = "not finished, or taken or dropped before"
 _WATCHDOG_GRACE = 2.0
 _REPORTS_IN_FLIGHT = 64
 
@@ -108,9 +110,16 @@ class GeneratorWorker:
             self._store.forget(groups)
             raise
 
-    def take(self, group: GroupId, indices: Sequence[int]) -> list[Rollout]:
-        """Hand over finished rollouts and forget them. Raises RolloutsGone (and hands over none) if one is not here."""
-        return self._store.take(GroupId(*group), list(indices))
+    def take(self, wanted: Iterable[tuple[GroupId, Sequence[int]]]) -> HandOver:
+        """Hand over finished rollouts and forget them; which of them are not here is in the answer."""
+        found: list[Rollout] = []
+        absent: dict[tuple[GroupId, int], str] = {}
+        for group, indices in wanted:
+            taken, missing = self._store.take(GroupId(*group), list(indices))
+            found += taken
+            absent.update(((GroupId(*group), index), NOT_HERE) for index in missing)
+        self._rescore(found)
+        return pack(found, absent)
 
     def keep(self, selections: Iterable[tuple[GroupId, Iterable[int]]]) -> None:
         """Of these groups only these rollouts are still wanted: others are forgotten, unfinished ones aborted."""
@@ -240,6 +249,13 @@ class GeneratorWorker:
 
     def _fail(self, doing: str, error: BaseException) -> None:
         self._error = self._error or f"{doing} failed: {type(error).__name__}: {error}"
+
+    def _rescore(self, rollouts: list[Rollout]) -> None:
+        """Log-probabilities of kept rollouts alone, where the engine leaves them out while it samples."""
+        rescore = getattr(self._engine.engine, "rescore", None)
+        if rescore is not None and any(rollout.logprobs is None for rollout in rollouts):
+            patience, temperature = self.config.generator.request_timeout, self.config.generator.temperature
+            self._engine.call(lambda _: rescore(rollouts, temperature), patience)
 
     def _abort(self, keys: list[str]) -> None:
         if keys:

@@ -13,33 +13,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pods_cluster.learning import universal
+from pods_cluster.learning.checkpoint_format import FORMAT, META_FILE, divisible
 from pods_cluster.learning.forward import inner
+from pods_cluster.learning.fragments import ShardedState
 from pods_cluster.learning.model import load_tokenizer
 from pods_cluster.learning.trainer import Trainer
 from pods_cluster.weights.types import plan_buckets
 
 TAG = "state"
-META_FILE = "learner.json"
-FORMAT = 1
 
 
 class LearnerCheckpointError(Exception):
-    """A checkpoint that is missing, incomplete, or of another group of ranks."""
+    """A checkpoint that is missing, incomplete, or of another model or optimiser."""
 
 
 def save(trainer: Trainer, folder: Path, world_size: int) -> None:
     """Write this rank's part into `folder`; all ranks call it with the same folder, on storage that they share."""
     folder.mkdir(parents=True, exist_ok=True)
-    trainer.engine.save(str(folder), TAG)
+    learner = trainer.config.learner
+    meta: dict[str, Any] = {
+        "format": FORMAT,
+        "world_size": world_size,
+        "zero_stage": learner.zero_stage,
+        "lora": learner.lora is not None,
+        "optimizer": learner.optimizer,
+    }
+    if divisible(learner):
+        state = ShardedState(trainer.engine.engine)
+        universal.write(folder, trainer.rank, state.fragments())
+        meta |= {"steps": state.steps, "scaler": state.scaler(), "shapes": state.shapes}
+    else:
+        trainer.engine.save(str(folder), TAG)
     torch.save(_random_state(), folder / f"random-{trainer.rank}.pt")
     if trainer.rank == 0:
-        learner = trainer.config.learner
-        meta = {
-            "format": FORMAT,
-            "world_size": world_size,
-            "zero_stage": learner.zero_stage,
-            "lora": learner.lora is not None,
-        }
         (folder / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
 
 
@@ -58,27 +65,47 @@ def commit(partial: Path, final: Path) -> None:
 
 
 def load(trainer: Trainer, folder: Path, world_size: int) -> None:
-    """Read what `save` wrote. Raises LearnerCheckpointError."""
+    """Read what `save` wrote, by any number of ranks of any ZeRO stage. Raises LearnerCheckpointError."""
     try:
         meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LearnerCheckpointError(f"{folder}: no learner checkpoint ({error})") from error
+    _same(folder, "format", meta.get("format"), FORMAT)
     learner = trainer.config.learner
-    for name, saved, now in (
-        ("learner.workers", meta["world_size"], world_size),
-        ("learner.zero_stage", meta["zero_stage"], learner.zero_stage),
-        ("learner.lora", meta["lora"], learner.lora is not None),
-    ):
-        if saved != now:
-            raise LearnerCheckpointError(
-                f"{folder}: was saved with {name}: {saved}, this run has {now}; resume with {saved}"
-            )
+    _same(folder, "learner.lora", meta["lora"], learner.lora is not None)
     try:
-        trainer.engine.load(str(folder), TAG)
-        state = torch.load(folder / f"random-{trainer.rank}.pt", weights_only=False)
-    except OSError as error:
+        if divisible(learner) and "shapes" in meta:
+            _load_fragments(trainer, folder, meta)
+        else:
+            _same(folder, "learner.optimizer", meta["optimizer"], learner.optimizer)
+            _same(folder, "learner.workers", meta["world_size"], world_size)
+            _same(folder, "learner.zero_stage", meta["zero_stage"], learner.zero_stage)
+            trainer.engine.load(str(folder), TAG)
+        if meta["world_size"] == world_size:  # with another number of ranks no stream is anyone's to go on with
+            _restore_random_state(torch.load(folder / f"random-{trainer.rank}.pt", weights_only=False))
+    except (OSError, universal.MissingFragment) as error:
         raise LearnerCheckpointError(f"{folder}: incomplete learner checkpoint ({error})") from error
-    _restore_random_state(state)
+
+
+def _load_fragments(trainer: Trainer, folder: Path, meta: dict[str, Any]) -> None:
+    state = ShardedState(trainer.engine.engine)
+    saved = {name: tuple(shape) for name, shape in meta["shapes"].items()}
+    if saved != state.shapes:
+        name = min(saved.items() ^ state.shapes.items())[0]
+        raise LearnerCheckpointError(
+            f"{folder}: holds {name} as {saved.get(name, 'nothing')}, the model of this run as "
+            f"{state.shapes.get(name, 'nothing')}; resume with the model.path and learner.lora that it was saved with"
+        )
+    with universal.Reader(folder) as reader:
+        state.set(reader.read, int(meta["steps"]))
+    state.set_scaler(meta["scaler"])
+
+
+def _same(folder: Path, name: str, saved: Any, now: Any) -> None:
+    if saved != now:
+        raise LearnerCheckpointError(
+            f"{folder}: was saved with {name}: {saved}, this run has {now}; resume with {saved}"
+        )
 
 
 def export(trainer: Trainer, folder: Path, bucket_bytes: int = 1 << 28) -> None:

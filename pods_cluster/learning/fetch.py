@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,14 @@ from typing import Any
 import ray
 from ray import exceptions
 
+from pods_cluster.generation.hand_over import HandOver, unpack
 from pods_cluster.names import NAMESPACE
-from pods_cluster.types import Locator, Rollout
+from pods_cluster.types import GroupId, Locator, Rollout
 
 
 @dataclass(slots=True)
 class FetchReport:
-    """What one rank got: `nbytes` is the size of the rollouts as they were sent, `reasons` counts the lost by cause."""
+    """What one rank got: `nbytes` is the size of the rollouts' numbers as they were sent, `reasons` counts the lost by cause."""
 
     received: int = 0
     lost: list[Locator] = field(default_factory=list)
@@ -31,7 +31,7 @@ class FetchReport:
 
 
 class RolloutFetcher:
-    """Takes rollouts by their locators: one request for each worker and group, all at the same time."""
+    """Takes rollouts by their locators: one request a worker, all at the same time."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Any] = {}
@@ -44,61 +44,52 @@ class RolloutFetcher:
         started = time.monotonic()
         report = FetchReport()
         found: dict[Locator, Rollout] = {}
-        batches: dict[tuple[str, Any], list[Locator]] = {}
+        by_worker: dict[str, list[Locator]] = {}
         for locator in locators:
-            batches.setdefault((locator.worker, locator.group), []).append(locator)
-        failed = self._take(list(batches.values()), started + timeout, found, report, again=True)
-        # One rollout that is gone refuses its whole request: ask for the others one by one.
-        if failed:
-            self._take([[one] for batch in failed for one in batch], started + timeout, found, report, again=False)
-        report.received = len(found)
-        report.seconds = time.monotonic() - started
-        return found, report
-
-    def _take(
-        self,
-        batches: list[list[Locator]],
-        deadline: float,
-        found: dict[Locator, Rollout],
-        report: FetchReport,
-        *,
-        again: bool,
-    ) -> list[list[Locator]]:
+            by_worker.setdefault(locator.worker, []).append(locator)
         pending: dict[Any, list[Locator]] = {}
-        retry: list[list[Locator]] = []
-        for batch in batches:
+        for name, batch in by_worker.items():
+            groups: dict[GroupId, list[int]] = {}
+            for locator in batch:
+                groups.setdefault(locator.group, []).append(locator.index)
             try:
-                worker = self._worker(batch[0].worker)
-                indices = [locator.index for locator in batch]
-                pending[worker.take.remote(batch[0].group, indices)] = batch
+                pending[self._worker(name).take.remote(list(groups.items()))] = batch
             except ValueError:
-                report.lose(batch, f"worker {batch[0].worker} is gone")
+                report.lose(batch, f"worker {name} is gone")
         while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(deadline - time.monotonic(), 0.0))
+            left = max(started + timeout - time.monotonic(), 0.0)
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=left)
             if not ready:
                 for batch in pending.values():
                     report.lose(batch, f"worker {batch[0].worker} did not answer in time")
                 break
-            batch = pending.pop(ready[0])
-            try:
-                rollouts: list[Rollout] = ray.get(ready[0])
-            except exceptions.RayActorError:
-                self._workers.pop(batch[0].worker, None)
-                report.lose(batch, f"worker {batch[0].worker} died")
-            except exceptions.RayError as error:
-                if again and len(batch) > 1:
-                    retry.append(batch)
-                else:
-                    report.lose(batch, _first_line(error))
+            self._receive(ready[0], pending.pop(ready[0]), found, report)
+        report.received = len(found)
+        report.seconds = time.monotonic() - started
+        return found, report
+
+    def _receive(
+        self, reference: Any, batch: list[Locator], found: dict[Locator, Rollout], report: FetchReport
+    ) -> None:
+        worker = batch[0].worker
+        try:
+            packed: HandOver = ray.get(reference)
+        except exceptions.RayActorError:
+            self._workers.pop(worker, None)
+            report.lose(batch, f"worker {worker} died")
+            return
+        except exceptions.RayError as error:
+            report.lose(batch, f"worker {worker}: {_first_line(error)}")
+            return
+        report.nbytes += packed.nbytes
+        here = {(rollout.group, rollout.index): rollout for rollout in unpack(packed)}
+        for locator in batch:
+            rollout = here.get((locator.group, locator.index))
+            if rollout is not None:
+                found[locator] = rollout
             else:
-                by_index = {rollout.index: rollout for rollout in rollouts}
-                report.nbytes += len(pickle.dumps(rollouts, protocol=pickle.HIGHEST_PROTOCOL))
-                for locator in batch:
-                    if locator.index in by_index:
-                        found[locator] = by_index[locator.index]
-                    else:
-                        report.lose([locator], f"worker {locator.worker} left it out of its answer")
-        return retry
+                reason = packed.absent.get((locator.group, locator.index), "left out of the answer")
+                report.lose([locator], f"worker {worker}: {reason}")
 
     def _worker(self, name: str) -> Any:
         if name not in self._workers:

@@ -74,12 +74,17 @@ def prepare(model: PreTrainedModel, config: LearnerConfig) -> nn.Module:
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
-    """Low-rank adapters (PEFT) on all linear layers but the output layer, or on those named."""
+    """Low-rank adapters (PEFT) on all linear layers but the output layer, or on those named.
+
+    Raises ModelError for a target that does not exist, or whose weight another layer computes with too: the adapter
+    would change both in an engine that is given merged weights, and one here.
+    """
     import peft
 
     targets: Any = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    shared = _shared_weights(model)
     try:
-        return peft.get_peft_model(
+        adapted = peft.get_peft_model(
             model,
             peft.LoraConfig(
                 r=lora.rank,
@@ -92,6 +97,21 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
         )
     except ValueError as error:
         raise ModelError(f"learner.lora.target_modules: {lora.target_modules!r}: {error}") from error
+    for name, module in inner(adapted).named_modules():
+        if hasattr(module, "lora_A") and id(cast(Any, module).get_base_layer().weight) in shared:
+            raise ModelError(
+                f"learner.lora.target_modules: {name} shares its weight with another layer (tied embeddings), so an "
+                "adapter on it alone cannot be merged; leave it out"
+            )
+    return adapted
+
+
+def _shared_weights(model: nn.Module) -> set[int]:
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

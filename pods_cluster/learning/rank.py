@@ -51,29 +51,30 @@ class RankMemory:
 class LearnerRank:
     """The actor. Its methods run one at a time, but `weights_close` and `ping` answer also while another hangs."""
 
-    def __init__(self, config: Config, rank: int, world_size: int, threads: int) -> None:
+    def __init__(self, config: Config, threads: int) -> None:
         self.config = config
-        self.rank = rank
-        self.world_size = world_size
         self.threads = threads
+        self.rank = -1
+        self.world_size = 0
         self._store: Any = None
         self._trainer: Any = None
         self._sender: Any = None
         self._fetcher: Any = None
         self._rollouts: dict[Locator, Rollout] = {}
 
-    def open_store(self, timeout: float) -> tuple[str, int]:
+    def open_store(self, world_size: int, timeout: float) -> tuple[str, int]:
         """Rank 0 opens the ranks' meeting point; host and port."""
         from pods_cluster.learning.process_group import open_store
 
         host = ray.util.get_node_ip_address()
-        self._store = open_store(host, self.world_size, timeout)
+        self._store = open_store(host, world_size, timeout)
         return host, self._store.port
 
-    def start(self, host: str, port: int, timeout: float) -> RankInfo:
-        """Meet the other ranks and build model and optimiser; all ranks at the same time."""
+    def start(self, rank: int, world_size: int, host: str, port: int, timeout: float) -> RankInfo:
+        """Become one of the ranks: meet the others and build model and optimiser; all ranks at the same time."""
         import torch
 
+        self.rank, self.world_size = rank, world_size
         torch.set_num_threads(self.threads)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         from pods_cluster.learning import process_group
@@ -96,7 +97,11 @@ class LearnerRank:
         self._fetcher = RolloutFetcher()
         device = self._trainer.engine.device
         self._sender = WeightSender(
-            self._trainer.weights, self.rank, ray.util.get_node_ip_address(), device if device.type == "cuda" else None
+            self._trainer.sent,
+            self.rank,
+            ray.util.get_node_ip_address(),
+            device if device.type == "cuda" else None,
+            computed=self._trainer.weights,
         )
         return RankInfo(
             rank=self.rank,
@@ -133,8 +138,8 @@ class LearnerRank:
     # weights: see pods_cluster/weights/sender.py
 
     def weights_specs(self) -> tuple[TensorSpec, ...]:
-        """Name, shape and dtype of every tensor of a version."""
-        return self._trainer.weights.specs()
+        """Name, shape and dtype of every tensor that a version is sent as."""
+        return self._trainer.sent.specs()
 
     def weights_open(self, transport: str, name: str, receivers: int, timeout: float) -> tuple[str, int]:
         """Rank 0 listens for the receivers of a new broadcast group; host and port."""
@@ -155,7 +160,7 @@ class LearnerRank:
             self._sender.close()
 
     def weights_fingerprints(self) -> dict[str, str]:
-        """Fingerprint of every tensor that `weights_send` sends. All ranks call it."""
+        """Fingerprint of every parameter that an engine computes with after `weights_send`. All ranks call it."""
         return self._sender.fingerprints()
 
     # states on disk
@@ -189,7 +194,7 @@ class LearnerRank:
 
     @ray.method(concurrency_group="control")
     def ping(self) -> int:
-        """Answers as long as the process lives."""
+        """Answers as long as the process lives: its rank, -1 before `start`."""
         return self.rank
 
     def shutdown(self) -> None:

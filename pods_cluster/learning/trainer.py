@@ -17,7 +17,7 @@ from pods_cluster.learning.forward import Policy, TokenPair, collate, without_ad
 from pods_cluster.learning.loss import LossSettings, Sums, grpo_loss
 from pods_cluster.learning.model import load_model, prepare
 from pods_cluster.learning.plan import MicroBatch, RankPlan
-from pods_cluster.learning.source import LearnerWeights
+from pods_cluster.learning.source import AdapterWeights, LearnerWeights
 from pods_cluster.types import Locator, Rollout
 
 
@@ -72,7 +72,9 @@ class Trainer:
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
         self.engine = TrainingEngine(policy, config.learner, world_size=world_size, seed=config.run.seed)
-        self.weights = LearnerWeights(policy.model, rank, zero_stage=config.learner.zero_stage)
+        stage = config.learner.zero_stage
+        self.weights = LearnerWeights(policy.model, rank, zero_stage=stage)
+        self.sent = AdapterWeights(policy.model, rank, zero_stage=stage) if config.sends_adapter else self.weights
         self._reference: Policy | None = None
         self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
         if config.learner.kl.coefficient > 0 and not self._adapter_is_the_difference:

@@ -13,6 +13,7 @@ from pods_cluster.selection.assembly import Decision, GroupFate, SelectorCore
 from pods_cluster.selection.group import SelectorSettings
 from pods_cluster.selection.registry import resolve
 from pods_cluster.selection.select import SignalScope
+from pods_cluster.selection.stopping import Orders, Settling
 from pods_cluster.types import GroupId, GroupShard
 
 
@@ -38,6 +39,7 @@ class SelectorActor:
         scope: SignalScope = "kept",
         staleness: int = 0,
         rule_options: Mapping[str, Any] | None = None,
+        settling: Settling | None = None,
     ) -> None:
         if not 1 <= m <= n:
             raise ValueError(f"selector.keep: {m} must be at least 1 and at most generator.rollouts_per_prompt: {n}")
@@ -49,19 +51,32 @@ class SelectorActor:
             raise ValueError(f"learner.advantage.scope: {scope!r} is none of kept, group")
         if staleness < 0:
             raise ValueError(f"staleness: {staleness} must be 0 or more")
-        settings = SelectorSettings(resolve(rule, rule_options), m, seed, min_valid, no_signal, scope)
+        settings = SelectorSettings(resolve(rule, rule_options), m, seed, min_valid, no_signal, scope, settling)
         self._core = SelectorCore(settings)
         self._staleness = staleness
         self._changed = asyncio.Event()
+        self._ordered = asyncio.Event()
         self._errors: list[Exception] = []
         self._poll = 0
+        self._full_since: float | None = None
+        self._version = -1
         self._rollouts = 0
         self._selecting_seconds = 0.0
 
-    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> None:
-        """Announce groups (id, size) in the order of issue. Await it before the first request of them goes out."""
-        for group, size in groups:
-            self._core.expect(group, size)
+    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
+        """Announce groups (id, size) in the order of issue. Await it before the first request of them goes out.
+
+        Returns how many rollouts of each to issue now; `orders` asks for the rest.
+        """
+        return [self._core.expect(group, size) for group, size in groups]
+
+    async def orders(self, timeout_s: float) -> Orders:
+        """Wait until there is something for the generators to do about groups that are out, or `timeout_s` passes."""
+        if not self._core.has_orders:
+            self._ordered.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ordered.wait(), timeout_s)
+        return self._core.orders()
 
     async def report(self, shards: Sequence[GroupShard]) -> None:
         """Take in finished rollouts, of several groups a message. A bad shard fails the next `collect`."""
@@ -73,7 +88,7 @@ class SelectorActor:
             except Exception as error:
                 failure = error
                 self._errors.append(error)
-        self._changed.set()
+        self._news()
         if failure is not None:
             raise failure
 
@@ -89,9 +104,9 @@ class SelectorActor:
         """Wait for a step: until `want` groups are trainable, or any other fate is known, or `timeout_s` has passed.
 
         Whatever ends the wait, the trainable groups at hand are handed over, up to `want` (`partial=False`: only all
-        together). In the first `straggler_s` seconds only the `want` oldest groups count and are handed over. A later
-        poll supersedes an earlier one, which returns empty: a controller that was restarted loses nothing to its
-        forerunner.
+        together). With `straggler_s` only groups among the `want` oldest are, until a step could have been filled for
+        that long: then newer ones overtake those that are still missing. A later poll supersedes an earlier one, which
+        returns empty: a controller that was restarted loses nothing to its forerunner.
 
         Raises `SelectorError` for a report that could not be taken in, `RuleError` when the rule fails.
         """
@@ -100,6 +115,8 @@ class SelectorActor:
         self._poll += 1
         poll = self._poll
         self._changed.set()  # wakes an earlier poll
+        if learner_version != self._version:
+            self._version, self._full_since = learner_version, None
         started = time.monotonic()
         while True:
             if poll != self._poll:
@@ -108,32 +125,45 @@ class SelectorActor:
             if self._errors:
                 error = self._errors.pop(0)
                 raise SelectorError(f"a report to the selector failed: {type(error).__name__}: {error}") from error
-            elapsed = time.monotonic() - started
-            oldest_only = elapsed < straggler_s
+            now = time.monotonic()
             before = time.perf_counter()
             try:
                 trainable, fates = self._core.ready(learner_version, self._staleness)
-                if trainable >= want and oldest_only:
-                    trainable = self._core.oldest_ready(want)
-                timed_out = elapsed >= timeout_s
-                if trainable >= want or fates or timed_out:
+                patience = self._patience(now, trainable >= want, straggler_s)
+                complete = trainable >= want and (patience <= 0 or self._core.oldest_ready(want) >= want)
+                timed_out = now - started >= timeout_s
+                if complete or fates or timed_out:
                     decision = self._core.collect(
-                        want, learner_version, self._staleness, partial=partial, oldest_only=oldest_only
+                        want, learner_version, self._staleness, partial=partial, oldest_only=patience > 0
                     )
                     decision.timed_out = timed_out and len(decision.selections) < want and not decision.fates
+                    if len(decision.selections) == want:
+                        self._full_since = None
                     return decision
             finally:
                 self._selecting_seconds += time.perf_counter() - before
-            remaining = timeout_s - elapsed
-            if oldest_only:
-                remaining = min(remaining, straggler_s - elapsed)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, remaining))
+                remaining = timeout_s - (now - started)
+                await asyncio.wait_for(self._changed.wait(), min(remaining, patience) if patience > 0 else remaining)
+
+    def _patience(self, now: float, full: bool, straggler_s: float) -> float:
+        """Seconds for which the oldest groups are still waited for; it counts from when a step could be filled."""
+        if not full:
+            self._full_since = None
+            return straggler_s
+        if self._full_since is None:
+            self._full_since = now
+        return straggler_s - (now - self._full_since)
+
+    def _news(self) -> None:
+        self._changed.set()
+        if self._core.has_orders:
+            self._ordered.set()
 
     async def mark_lost(self, worker: str) -> int:
         """Count the finished rollouts that lie on a dead worker as lost, and return how many those are."""
         lost = self._core.mark_lost(worker)
-        self._changed.set()
+        self._news()
         return lost
 
     async def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.selection.group import Evaluation, GroupAssembler, SelectorSettings, ShardError
+from pods_cluster.selection.remainders import Remainders
 from pods_cluster.selection.stats import GroupStats
+from pods_cluster.selection.stopping import Issue, Orders
 from pods_cluster.selection.wire import pack_selections, pack_stats, unpack_selections, unpack_stats
 from pods_cluster.types import Fate, GroupId, GroupShard, Selection
 
@@ -38,8 +40,9 @@ class GroupFate:
 class Decision:
     """What a step gets: `selections` oldest first, `stats` parallel to them, and the `fates` of groups with none.
 
-    `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `more_fates` did not
-    fit in. `timed_out`: the poll's time ended. `superseded`: a later poll has taken over, this one brings nothing.
+    `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `overtaken` of both are
+    older than the youngest in `selections`; `more_fates` did not fit in. `timed_out`: the poll's time ended.
+    `superseded`: a later poll has taken over, this one brings nothing.
     """
 
     selections: list[Selection] = field(default_factory=list)
@@ -47,6 +50,7 @@ class Decision:
     fates: list[GroupFate] = field(default_factory=list)
     ready: int = 0
     incomplete: int = 0
+    overtaken: int = 0
     more_fates: int = 0
     timed_out: bool = False
     superseded: bool = False
@@ -54,7 +58,7 @@ class Decision:
     def __reduce__(self) -> tuple[Any, ...]:
         fates = [(tuple(fate.group), fate.fate.value, pack_stats(fate.stats)) for fate in self.fates]
         stats = [pack_stats(stats) for stats in self.stats]
-        rest = (self.ready, self.incomplete, self.more_fates, self.timed_out, self.superseded)
+        rest = (self.ready, self.incomplete, self.overtaken, self.more_fates, self.timed_out, self.superseded)
         return _unpack, (pack_selections(self.selections), stats, fates, rest)
 
 
@@ -79,14 +83,17 @@ class SelectorCore:
         self._trainable: dict[GroupId, Evaluation] = {}
         self._fates: deque[GroupFate] = deque()
         self._past: dict[GroupId, None] = {}
+        self._orders = Orders()
+        self._remainders = Remainders()
         self._basis: tuple[int, int] | None = None
         self._issued = 0
 
-    def expect(self, group: GroupId, size: int, order: int | None = None) -> None:
+    def expect(self, group: GroupId, size: int, order: int | None = None) -> int:
         """Announce a group of `size` rollouts before any of it is generated; shards of unknown groups are ignored.
 
-        `order` is its place in the order of issue (default: that of the calls). Raises ValueError for a size below 1,
-        or a group that is already expected or has had its fate (another attempt at a row has its own group id).
+        Returns how many of them to issue now, from index 0; `orders` asks for the rest. `order` is its place in the
+        order of issue (default: that of the calls). Raises ValueError for a size below 1, or a group that is already
+        expected or has had its fate (another attempt at a row has its own group id).
         """
         group = GroupId(*group)
         if size < 1:
@@ -95,7 +102,10 @@ class SelectorCore:
             state = "is expected already" if group in self._groups else "has had its fate"
             raise ValueError(f"group: {group} {state}; issue the row again under its next attempt number")
         self._issued = max(self._issued, self._issued if order is None else order) + 1
-        self._groups[group] = GroupAssembler(group, size, self._issued - 1 if order is None else order)
+        settling = self.settings.settling
+        first = size if settling is None else settling.first(size, self.settings.m)
+        self._groups[group] = GroupAssembler(group, size, self._issued - 1 if order is None else order, first)
+        return first
 
     def add(self, shard: GroupShard) -> None:
         """Take in a shard. Rollouts that are here already and shards of groups not expected are only counted.
@@ -109,8 +119,7 @@ class SelectorCore:
         ignored = held.add(shard)
         if ignored:
             self.ignored["duplicate_rollouts"] += ignored
-        if held.complete:
-            self._evaluate_again(held.group)
+        self._go_on(held)
 
     def mark_lost(self, worker: str) -> int:
         """A worker is gone, and with it every finished rollout that it held: how many of groups not yet handed over.
@@ -120,8 +129,8 @@ class SelectorCore:
         lost = 0
         for held in self._groups.values():
             gone = held.lose(worker)
-            if gone and held.complete:
-                self._evaluate_again(held.group)
+            if gone:
+                self._go_on(held)
             lost += gone
         return lost
 
@@ -134,6 +143,17 @@ class SelectorCore:
                 cancelled.append(GroupFate(held.group, Fate.CANCELLED, held.stats()))
                 self._finish(held.group, Fate.CANCELLED)
         return cancelled
+
+    def orders(self) -> Orders:
+        """What the generators are to do about groups that are out, since the last call."""
+        orders, self._orders = self._orders, Orders()
+        orders.issue = [issue for issue in orders.issue if issue.group in self._groups]
+        orders.abort = [group for group in orders.abort if group in self._groups and not self._groups[group].complete]
+        return orders
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders)
 
     def ready(self, learner_version: int, staleness: int) -> tuple[int, int]:
         """How many groups could be trained at this version, and how many fates wait to be reported.
@@ -148,8 +168,11 @@ class SelectorCore:
                     self._evaluate_again(group)
         while self._unevaluated:
             group = next(iter(self._unevaluated))
-            evaluation = self._groups[group].evaluate(self.settings, learner_version, staleness)
+            held = self._groups[group]
+            evaluation = held.evaluate(self.settings, learner_version, staleness)
             del self._unevaluated[group]
+            if self.settings.settling is not None:
+                self._estimate(held, evaluation)
             if evaluation.selection is None:
                 self._fates.append(GroupFate(group, evaluation.fate, evaluation.stats))
                 self._finish(group, evaluation.fate)
@@ -179,6 +202,10 @@ class SelectorCore:
         if len(chosen) < want and not partial:
             chosen = []
         decision = Decision()
+        if chosen:
+            youngest = max(self._groups[group].order for group in chosen)
+            older = sum(held.order < youngest for held in self._groups.values())
+            decision.overtaken = older - (len(chosen) - 1)
         for group in chosen:
             evaluation = self._trainable[group]
             assert evaluation.selection is not None
@@ -198,6 +225,40 @@ class SelectorCore:
     def _oldest_trainable(self, want: int) -> list[GroupId]:
         oldest = heapq.nsmallest(want, self._groups.values(), key=lambda held: held.order)
         return [held.group for held in oldest if held.group in self._trainable]
+
+    def _estimate(self, held: GroupAssembler, evaluation: Evaluation) -> None:
+        """Learn lengths from a group that ended by itself; say of one that was aborted what that saved."""
+        lengths = held.lengths[held.holder >= 0]
+        if not held.settled:
+            self._remainders.seen(lengths)
+        elif evaluation.stats.n_aborted:
+            saved = self._remainders.expected(lengths[held.aborted[held.holder >= 0]])
+            if saved is not None:
+                evaluation.stats.tokens_saved = saved
+
+    def _go_on(self, held: GroupAssembler) -> None:
+        """After news of a group: stop it, ask for its next portion, or evaluate it if it is complete."""
+        settling, m = self.settings.settling, self.settings.m
+        if settling is not None and not held.settled:
+            if settling.mode == "abort":
+                if not held.complete and settling.settled(held.usable_rewards(self._oldest), m):
+                    held.settled = True
+                    self._orders.abort.append(held.group)
+            elif held.complete and held.issued < held.size:
+                issue = settling.following(held.size, held.issued, held.usable_rewards(self._oldest), m)
+                held.settled = not issue
+                if issue:
+                    self._trainable.pop(held.group, None)
+                    length = held.stats().length_mean
+                    self._orders.issue.append(Issue(held.group, held.issued, held.issued + issue, length))
+                    held.issued += issue
+        if held.complete:
+            self._evaluate_again(held.group)
+
+    @property
+    def _oldest(self) -> int | None:
+        """The oldest version that the last step could train."""
+        return None if self._basis is None else self._basis[0] - self._basis[1]
 
     def _evaluate_again(self, group: GroupId) -> None:
         self._trainable.pop(group, None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pods_cluster.selection.registry import Rule
 from pods_cluster.selection.select import Outcome, SignalScope, select
 from pods_cluster.selection.stats import GroupStats, Mask, group_stats
+from pods_cluster.selection.stopping import Settling
 from pods_cluster.types import Fate, GroupId, GroupShard, Locator, Selection
 
 _PENDING = -1
@@ -24,7 +25,8 @@ class ShardError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SelectorSettings:
-    """How a selector chooses: rule, m, the run's seed, the floor of valid rewards, what an equal set comes to."""
+    """How a selector chooses: rule, m, the run's seed, the floor of valid rewards, what an equal set comes to, and
+    whether groups are stopped early."""
 
     rule: Rule
     m: int
@@ -32,6 +34,7 @@ class SelectorSettings:
     min_valid: int | None = None
     no_signal: Literal["replace", "drop", "keep"] = "replace"
     scope: SignalScope = "kept"
+    settling: Settling | None = None
 
     @property
     def floor(self) -> int:
@@ -52,13 +55,19 @@ class Evaluation:
 class GroupAssembler:
     """Numbers of one group's rollouts, kept by rollout index so that the order of arrival leaves no trace.
 
-    `order` is the group's place in the order of issue. The group is complete when finished and lost rollouts account
-    for all `size`. `holder` [size] is the position in `workers` of the worker in whose memory a rollout lies.
+    `order` is the group's place in the order of issue. Rollouts 0 … `issued` - 1 of the `size` have been asked for,
+    `first` of them at once. The group is complete when finished and lost rollouts account for all issued ones.
+    `settled`: it was stopped early. `holder` [size] is the position in `workers` of the worker in whose memory a
+    rollout lies.
     """
 
     group: GroupId
     size: int
     order: int
+    issued: int = 0
+    """0: all of them."""
+    first: int = field(init=False)
+    settled: bool = False
     prompt_tokens: int = 0
     workers: list[str] = field(default_factory=list)
     reported_lost: int = 0
@@ -74,6 +83,7 @@ class GroupAssembler:
 
     def __post_init__(self) -> None:
         n = self.size
+        self.first = self.issued = self.issued or n
         self.holder = np.full(n, _PENDING, dtype=np.int32)
         self.rewards = np.full(n, np.nan)
         self.lengths = np.zeros(n, dtype=np.int32)
@@ -83,7 +93,14 @@ class GroupAssembler:
 
     @property
     def complete(self) -> bool:
-        return self.n_finished + self.n_gone + self.reported_lost >= self.size
+        return self.n_finished + self.n_gone + self.reported_lost >= self.issued
+
+    def usable_rewards(self, oldest: int | None) -> NDArray[np.float64]:
+        """Rewards of the issued rollouts, NaN where a rollout is not here, aborted, or of a version below `oldest`."""
+        usable = (self.holder >= 0) & ~self.aborted
+        if oldest is not None:
+            usable &= self.first_versions >= oldest
+        return np.where(usable, self.rewards, np.nan)[: self.issued]
 
     def add(self, shard: GroupShard) -> int:
         """Take in a shard and return how many of its rollouts were ignored as already here.
@@ -208,7 +225,7 @@ class GroupAssembler:
         if enough_but_stale >= floor:
             return Fate.STALE
         lost = finite & (self.holder == _LOST) & ~self.aborted
-        never_came = int(np.count_nonzero(self.holder == _PENDING))
+        never_came = int(np.count_nonzero(self.holder[: self.issued] == _PENDING))
         if enough_but_stale + int(np.count_nonzero(lost)) + never_came >= floor:
             return Fate.LOST
         return Fate.TOO_FEW_VALID
@@ -226,6 +243,7 @@ class GroupAssembler:
             group_mean=outcome.group_mean,
             group_std=outcome.group_std,
             group_valid=outcome.n_valid,
+            settled=self.settled,
         )
 
     def stats(self) -> GroupStats:

@@ -20,10 +20,17 @@ Mask = NDArray[np.bool_] | None
 class GroupStats:
     """Counts in rollouts, lengths in completion tokens, deviations sample ones; NaN where there is nothing to average.
 
-    `size` = `n_finished` + `n_lost` + `n_pending`; `n_finished` = `n_valid` + `n_nan` + `n_infinite` + `n_aborted` +
-    `n_stale`. `n_valid` could be trained on; `n_stale` finished but too old for the step (their rewards are not
-    looked at further); `n_pending` is above 0 only for a cancelled group. `reward_*` are over all finite rewards of
-    finished rollouts, stale ones included; `kept_*` over the kept, `stale_*` over the stale.
+    `size` = `n_finished` + `n_lost` + `n_pending` + `n_unissued`; `n_finished` = `n_valid` + `n_nan` + `n_infinite` +
+    `n_aborted` + `n_stale`. `n_valid` could be trained on; `n_stale` finished but too old for the step (their rewards
+    are not looked at further); `n_pending` is above 0 only for a cancelled group, `n_unissued` where a group was
+    stopped or cancelled between two portions. `reward_*` are over all finite rewards of finished rollouts, stale ones
+    included, `length_*` and `truncated_share` over those that were not aborted; `kept_*` over the kept, `stale_*` over
+    the stale, `first_*` over the first portion. `tokens` are all that were sampled, `aborted_tokens` among them.
+
+    `settled`: stopped early, so that rewards and lengths are censored. `tokens_saved` is an estimate: of rollouts not
+    issued as many mean lengths; of aborted ones what groups that ended by themselves say of rollouts that long
+    (`remainders`), and while there are none as many mean lengths under a constant chance of ending at each token,
+    which is all sampled tokens / whole rollouts (the maximum-likelihood estimate from censored lengths).
     """
 
     size: int
@@ -35,13 +42,19 @@ class GroupStats:
     n_stale: int = 0
     n_lost: int = 0
     n_pending: int = 0
+    n_unissued: int = 0
     n_kept: int = 0
     no_signal: bool = False
+    settled: bool = False
     reward_mean: float = math.nan
     reward_std: float = math.nan
     kept_mean: float = math.nan
     kept_std: float = math.nan
+    first_valid: int = 0
+    first_mean: float = math.nan
     tokens: int = 0
+    aborted_tokens: int = 0
+    tokens_saved: float = 0.0
     length_mean: float = math.nan
     length_max: int = 0
     kept_tokens: int = 0
@@ -57,6 +70,11 @@ class GroupStats:
     kept_parts_mean: dict[str, float] = field(default_factory=dict)
 
     @property
+    def n_whole(self) -> int:
+        """Finished rollouts that were not aborted."""
+        return self.n_finished - self.n_aborted
+
+    @property
     def n_excluded(self) -> int:
         """Finished rollouts without a reward that selection can use."""
         return self.n_nan + self.n_infinite + self.n_aborted
@@ -66,6 +84,9 @@ class Numbers(Protocol):
     """What is known of a group's rollouts, by index ([size])."""
 
     size: int
+    issued: int
+    first: int
+    settled: bool
     prompt_tokens: int
     reported_lost: int
     n_finished: int
@@ -80,9 +101,10 @@ class Numbers(Protocol):
 def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outcome: Outcome | None) -> GroupStats:
     """Count and average. `fresh` are among the `usable`, those among the `finished`; `outcome` is of the fresh."""
     n, n_finished = group.size, group.n_finished
-    stats = GroupStats(size=n, n_finished=n_finished, prompt_tokens=group.prompt_tokens)
-    stats.n_pending = max(0, n - n_finished - group.n_gone - group.reported_lost)
-    stats.n_lost = n - n_finished - stats.n_pending
+    stats = GroupStats(size=n, n_finished=n_finished, prompt_tokens=group.prompt_tokens, settled=group.settled)
+    stats.n_unissued = n - group.issued
+    stats.n_pending = max(0, group.issued - n_finished - group.n_gone - group.reported_lost)
+    stats.n_lost = group.issued - n_finished - stats.n_pending
     if n_finished == 0:
         return stats
     n_usable = n_finished if usable is None else int(np.count_nonzero(usable))
@@ -99,8 +121,18 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
     else:
         rewards = _of(group.rewards, finished)
         stats.reward_mean, stats.reward_std, _ = moments(rewards[np.isfinite(rewards)])
-    stats.tokens, stats.length_mean, stats.length_max = _lengths(_of(group.lengths, finished))
-    stats.truncated_share = int(np.count_nonzero(_of(group.truncated, finished))) / n_finished
+    if n_usable:
+        stats.tokens, stats.length_mean, stats.length_max = _lengths(_of(group.lengths, usable))
+        stats.truncated_share = int(np.count_nonzero(_of(group.truncated, usable))) / n_usable
+    if n_usable < n_finished:
+        every = int(np.add.reduce(_of(group.lengths, finished), dtype=np.int64))
+        stats.tokens, stats.aborted_tokens = every, every - stats.tokens
+    if group.settled and n_usable:
+        stats.tokens_saved = stats.n_unissued * stats.length_mean + stats.n_aborted * stats.tokens / n_usable
+    if group.first < n:
+        rewards = np.where(True if finished is None else finished, group.rewards, np.nan)[: group.first]
+        rewards = rewards[np.isfinite(rewards)]
+        stats.first_valid, stats.first_mean = len(rewards), moments(rewards)[0]
     stats.oldest_version = _least(_of(group.first_versions, finished))
     stats.parts_mean = {name: _mean(_of(values, finished)) for name, values in group.parts.items()}
     if stats.n_stale and usable is not None and fresh is not None:

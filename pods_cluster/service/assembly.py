@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -9,14 +11,17 @@ from dataclasses import dataclass, field
 
 from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
-from pods_cluster.generation.records import Failure
+from pods_cluster.generation.lengths import ExpectedLengths
+from pods_cluster.generation.records import Failure, Portion
 from pods_cluster.service.ledger import Ledger
 from pods_cluster.service.numbers import Tally
 from pods_cluster.service.stages import Generators, Selector
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
 
 POLL_SECONDS = 1.0
-"""How long one question to the selector waits; between two the workers' health is looked at."""
+"""How long one question to the selector waits; when it brings nothing the workers' health is looked at."""
+LOOK_SECONDS = 5.0
+"""So often it is looked at while the questions bring something."""
 
 
 class RunError(Exception):
@@ -40,8 +45,15 @@ class Assembler:
     on_failure: Callable[[Failure], Awaitable[None]]
     on_selected: Callable[[Selection], Awaitable[None]]
     """Sees a selection while the whole group still lies with its workers."""
+    size: int
+    """n: rollouts of the groups issued from now on."""
     out: dict[GroupId, Prompt] = field(default_factory=dict)
+    sizes: dict[GroupId, int] = field(default_factory=dict)
     attempts: Counter[tuple[int, int]] = field(default_factory=Counter)
+    lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
+    _hands: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while `attend` sends something, and while groups are given up or a worker is replaced: nothing is sent for
+    a group that is on its way out, nor to a worker without weights."""
 
     async def issue(self, count: int, version: int) -> None:
         """Send `count` more prompts to the generators (as many as the ledger has room for)."""
@@ -55,15 +67,47 @@ class Assembler:
             self.attempts[row] += 1
             self.ledger.issue(group, version)
             self.out[group] = prompt
+            self.sizes[group] = self.size
             groups.append((group, prompt))
-        size = self.config.generator.rollouts_per_prompt
-        await self.selector.expect([(group, size) for group, _ in groups])
-        await self.pool.submit(groups)
+        first = await self.selector.expect([(group, self.size) for group, _ in groups])
+        await self.pool.submit(
+            [
+                Portion(group, prompt, self.size, 0, count, self.lengths.expected(prompt.row))
+                for (group, prompt), count in zip(groups, first, strict=True)
+            ]
+        )
+
+    async def attend(self) -> None:
+        """Pass on, without end, what the selector asks of the generators, also while the learner trains.
+
+        Raises what the selector or the pool raises.
+        """
+        while True:
+            orders = await self.selector.orders(POLL_SECONDS)
+            async with self._hands:
+                # Since the selector's answer a group may have been given up.
+                portions = [
+                    Portion(
+                        issue.group,
+                        self.out[issue.group],
+                        self.sizes[issue.group],
+                        issue.start,
+                        issue.stop,
+                        issue.length if math.isfinite(issue.length) else self.lengths.expected(issue.group.row),
+                    )
+                    for issue in orders.issue
+                    if issue.group in self.out
+                ]
+                if portions:
+                    await self.pool.submit(portions)
+                if aborted := [group for group in orders.abort if group in self.out]:
+                    await self.pool.abort(aborted)
 
     def end(self, group: GroupId, fate: Fate) -> None:
         """The group gives back its place."""
         self.ledger.end(group, fate)
         prompt = self.out.pop(group)
+        del self.sizes[group]
         if fate is Fate.CANCELLED:
             # given up before its time: the same attempt, with the same random streams, when the run goes on
             self.attempts[(prompt.epoch, prompt.row)] -= 1
@@ -79,6 +123,10 @@ class Assembler:
 
     async def give_back(self, groups: list[GroupId], fate: Fate) -> None:
         """End groups whose prompts are to be served again: their worker died, or the run stops."""
+        async with self._hands:
+            await self._give_back(groups, fate)
+
+    async def _give_back(self, groups: list[GroupId], fate: Fate) -> None:
         prompts = [self.out[group] for group in groups]
         await self.selector.cancel(groups)
         await self.pool.drop(groups)
@@ -95,8 +143,14 @@ class Assembler:
         replacements = self.config.selector.max_replacements * want
         selections: list[Selection] = []
         deadline = time.monotonic() + self.config.run.step_timeout
+        looked = time.monotonic()
         while len(selections) < want and not self.stopping():
             decision = await self.selector.collect(want - len(selections), version, POLL_SECONDS)
+            tally.overtaken = decision.overtaken
+            if tally.ready is None:
+                tally.ready = len(decision.selections) + decision.ready
+            for selection, stats in zip(decision.selections, decision.stats, strict=True):
+                self.lengths.seen(selection.group.row, stats.length_mean)
             if decision.selections:
                 selections.extend(decision.selections)
                 tally.selected(decision.selections, decision.stats)
@@ -107,6 +161,7 @@ class Assembler:
             for ended in decision.fates:
                 self.end(ended.group, ended.fate)
                 tally.ended(ended.fate, ended.stats)
+                self.lengths.seen(ended.group.row, ended.stats.length_mean)
                 replace = ended.fate is not Fate.NO_SIGNAL or self.config.selector.no_signal == "replace"
                 if replace and tally.replaced < replacements:
                     tally.replaced += 1
@@ -116,8 +171,10 @@ class Assembler:
             if decision.fates:
                 await self.pool.drop([ended.group for ended in decision.fates])
                 await self.issue(unserved, version)
-            if not decision.selections and not decision.fates:
+            nothing_new = not decision.selections and not decision.fates
+            if nothing_new or time.monotonic() - looked >= LOOK_SECONDS:
                 await self._look_after_workers(version, selections)
+                looked = time.monotonic()
             if time.monotonic() > deadline:
                 raise RunError(self._overdue(len(selections), want))
         return selections
@@ -137,9 +194,10 @@ class Assembler:
 
     async def lose_worker(self, failure: Failure, lost: list[GroupId]) -> None:
         """A worker is gone and with it `lost`: their prompts are served again, another worker takes its place."""
-        await self.selector.mark_lost(failure.worker)
-        await self.give_back(lost, Fate.LOST)
-        await self.on_failure(failure)
+        async with self._hands:
+            await self.selector.mark_lost(failure.worker)
+            await self._give_back(lost, Fate.LOST)
+            await self.on_failure(failure)
 
     def _overdue(self, got: int, want: int) -> str:
         waiting = ", ".join(str(group) for group in list(self.ledger.out)[:8])

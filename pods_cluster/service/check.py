@@ -14,7 +14,8 @@ from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.scoring.from_config import reward_specs
 from pods_cluster.scoring.registry import check_rewards
 from pods_cluster.selection.registry import resolve as resolve_rule
-from pods_cluster.service.plan import plan_of, refuse_unbuilt
+from pods_cluster.service.plan import plan_of
+from pods_cluster.service.settling import settling_of
 from pods_cluster.types import Prompt
 
 
@@ -31,9 +32,9 @@ class Checked:
 
 def check(config: Config, *, offline: bool = False) -> Checked:
     """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds."""
-    refuse_unbuilt(config)
     resolve_rule(config.selector.rule, config.selector.options)
     check_rewards(reward_specs(config.reward))
+    settling_of(config)
     found = Checked(notes=_notes(config))
     if offline:
         return found

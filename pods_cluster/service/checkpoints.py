@@ -66,6 +66,11 @@ def finish(temporary: Path, state: dict[str, Any], keep: int) -> Path:
     return final
 
 
+def discard(temporary: Path) -> None:
+    """Remove a folder of `begin`."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """The state of a whole checkpoint. Raises CheckpointError."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,15 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.names import NAMESPACE
+from pods_cluster.service.scaling import Sizes
 
+SPARE_SLOTS = 8
+"""CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
 CONTROL_CPUS = 0.0
 """Controller and selector wait far more than they compute; they ask Ray for no CPU of their own."""
+
+
+log = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
@@ -39,6 +46,31 @@ class Demand:
 def cards_of_their_own(config: Config, gpus_in_cluster: float) -> bool:
     """Whether generators and learners compute on whole GPUs: NCCL refuses two ranks on one card."""
     return min(config.generator.gpus(gpus_in_cluster), config.learner.gpus(gpus_in_cluster)) >= 1
+
+
+def hint_autoscaler(config: Config, sizes: Sizes | None) -> None:
+    """Ask Ray's autoscaler for nodes on which pools of these sizes fit; None: no longer.
+
+    Done where the cluster offers `pods_generator` and `pods_learner`, by which its worker groups are told apart; a
+    later hint replaces an earlier one. A cluster without an autoscaler ignores it.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    from pods_cluster.generation.placement import RESOURCE as GENERATOR
+    from pods_cluster.generation.placement import worker_demand
+    from pods_cluster.learning.ranks import RESOURCE as LEARNER
+    from pods_cluster.learning.ranks import rank_demand
+
+    there = ray.cluster_resources()
+    if not (there.get(GENERATOR) or there.get(LEARNER)):
+        return
+    bundles: list[dict[str, float]] = []
+    if sizes is not None:
+        bundles = [worker_demand(config, there)] * sizes.generators + [rank_demand(config, there)] * sizes.learners
+    try:
+        request_resources(bundles=bundles)
+    except Exception as error:  # a hint that is not heard costs waiting, no more
+        log.warning("the autoscaler could not be told what the run wants: %s", error)
 
 
 def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:
@@ -79,7 +111,9 @@ def _initialise(config: Config, *, quiet: bool) -> None:
             return
         # A cluster of its own must not be joined by, or join, one that a variable points to.
         os.environ.pop("RAY_ADDRESS", None)
-        slots = max(os.cpu_count() or 1, int(Demand.of(config, 0.0).cpus + 0.999) + 1)
+        slots = max(os.cpu_count() or 1, int(Demand.of(config, 0.0).cpus + 0.999) + SPARE_SLOTS)
+        # Ray would start an idle process for each of them.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"

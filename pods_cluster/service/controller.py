@@ -16,11 +16,12 @@ from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.names import NAMESPACE, actor_name
 from pods_cluster.selection.actor import start_selector
-from pods_cluster.service import checkpoints
-from pods_cluster.service.cluster import cards_of_their_own
-from pods_cluster.service.plan import refuse_unbuilt
+from pods_cluster.service import checkpoints, live, places
+from pods_cluster.service.cluster import cards_of_their_own, hint_autoscaler
 from pods_cluster.service.run import Run, RunError
+from pods_cluster.service.scaling import ScaleError
 from pods_cluster.service.selector_handle import SelectorHandle
+from pods_cluster.service.settling import settling_of
 from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.recorder import Feed, Recorder
 from pods_cluster.telemetry.summary import Summary, write_summary
@@ -34,15 +35,16 @@ log = logging.getLogger(__name__)
 class Controller:
     """One run. `run` returns its summary when it is done or was stopped; the other calls answer meanwhile."""
 
-    def __init__(self, config: Config, resume: bool) -> None:
+    def __init__(self, config: Config, resume: bool, *, save: bool = True) -> None:
         self.config = config
+        self._save = save
         self._resume = resume
         self._stop_reason: str | None = None
         self._run: Run | None = None
         self._starting: asyncio.Task[Any] | None = None
         self._closing: list[Any] = []
         # Everything that can be refused without starting a process is refused here.
-        refuse_unbuilt(config)
+        self.settling = settling_of(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
@@ -58,6 +60,7 @@ class Controller:
             wandb=config.run.wandb,
             config=config.model_dump(mode="json"),
         )
+        places.announce(self.folder, ray.get_runtime_context().gcs_address)
 
     async def run(self) -> Summary:
         """The whole run. Raises what ended it; its processes are gone then either way."""
@@ -66,7 +69,7 @@ class Controller:
             run = await self._starting
             if self._stop_reason is not None:
                 run.stop(self._stop_reason)
-            await run.main()
+            await run.main(save=self._save)
             return await self._summary(run)
         except asyncio.CancelledError:
             raise RunError(f"stopped while starting: {self._stop_reason or 'cancelled'}") from None
@@ -88,6 +91,18 @@ class Controller:
         elif self._starting is not None:
             self._starting.cancel()
 
+    async def scale(self, generators: int | None = None, learners: int | None = None) -> str:
+        """Give the pools new sizes while the run goes on; what is done about it, in a sentence. Raises ScaleError."""
+        if self._run is None:
+            raise ScaleError("the run is still starting; ask again when its workers are up")
+        if self._run.stop_reason is not None:
+            raise ScaleError(f"the run ends ({self._run.stop_reason}); its pools stay as they are")
+        return self._run.scaler.request(generators, learners)
+
+    async def status(self) -> dict[str, Any]:
+        """What the run does now, in plain values: step, version, sizes of the pools, every worker."""
+        return live.status(self.config, self._run, self._stop_reason)
+
     async def _start(self) -> Run:
         config, name = self.config, self.config.run.name
         self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
@@ -103,6 +118,7 @@ class Controller:
             scope=config.learner.advantage.scope,
             staleness=config.staleness,
             rule_options=config.selector.options,
+            settling=self.settling,
         )
         pool = GeneratorPool(config, selector)
         learners = LearnerGroup(config)
@@ -117,7 +133,7 @@ class Controller:
         run = Run(
             config,
             pool=pool,
-            selector=SelectorHandle(selector),
+            selector=SelectorHandle(selector, straggler=config.selector.straggler_timeout if config.staleness else 0.0),
             learners=learners,
             publisher=Broadcaster(
                 learners.handles,
@@ -130,10 +146,12 @@ class Controller:
             held_out=list(self.held_out),
             recorder=self.recorder,
             folder=self.folder,
+            hint=lambda sizes: asyncio.to_thread(hint_autoscaler, config, sizes),
         )
         if self.checkpoint is not None:
             await run.restore(self.checkpoint)
         self._run = run
+        self._closing.insert(0, run.scaler)
         self.recorder.event("started", "all workers are up")
         return run
 
@@ -153,6 +171,7 @@ class Controller:
                 log.warning("closing %s: %s", type(stage).__name__, error)
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(actor_name(self.config.run.name, "selector"), NAMESPACE))
+        places.withdraw(self.folder)
         await asyncio.to_thread(self.recorder.close)
 
 

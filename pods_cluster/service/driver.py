@@ -113,6 +113,8 @@ def _result(reference: Any, timeout: float | None) -> Any:
     except ActorDiedError as error:
         cause = getattr(error, "cause", None)
         raise RunError(f"the controller died: {cause or error}") from error
+    except RayError as error:  # its node is gone, or the whole cluster
+        raise RunError(f"the run's controller cannot be reached: {str(error).splitlines()[0]}") from error
 
 
 def _told(error: Exception) -> Exception:

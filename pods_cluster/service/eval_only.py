@@ -85,6 +85,6 @@ async def _evaluate(config: Config, held_out: list[Any]) -> dict[str, float]:
         await pool.start()
         # No learner publishes here: what the engines loaded is what is meant.
         await pool.adopt(0)
-        return await evaluate(pool, held_out, config)
+        return (await evaluate(pool, held_out, config)).values
     finally:
         await pool.close()

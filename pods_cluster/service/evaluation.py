@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.config import Config
@@ -11,8 +12,16 @@ from pods_cluster.service.stages import Generators
 from pods_cluster.types import Prompt, SamplingParams
 
 
-async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) -> dict[str, float]:
-    """Metrics `eval/…` of the weights that the pool serves now.
+@dataclass(slots=True)
+class EvalReport:
+    """Metrics `eval/…`, and what each row came to: see `RunFolder.read_evals`."""
+
+    values: dict[str, float]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) -> EvalReport:
+    """Of the weights that the pool serves now.
 
     A completion is correct when its first reward with a positive weight is at the top of that reward's range (1 for
     accuracy rewards). Rows without a valid reward count in `eval/failed` and in no mean.
@@ -24,6 +33,7 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
     values = {"eval/rows": float(len(prompts))}
     correct = [flags for row in rows if (flags := _correct(row, config))]
     values["eval/failed"] = float(len(prompts) - len(correct))
+    records = {(row.epoch, row.row): _record(row, config) for row in rows}
     if correct:
         values["eval/greedy_accuracy"] = sum(sum(flags) / len(flags) for flags in correct) / len(correct)
     if settings.samples:
@@ -31,12 +41,15 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
             temperature=settings.temperature, top_p=settings.top_p, max_tokens=max_tokens, seed=seed, logprobs=False
         )
         rows = await pool.evaluate(prompts, sampled, settings.samples)
+        for row in rows:
+            if (record := records.get((row.epoch, row.row))) is not None:
+                record["sampled"] = _flags(row, config)
         correct = [flags for row in rows if (flags := _correct(row, config))]
         if correct:
             values["eval/sampled_accuracy"] = sum(sum(flags) / len(flags) for flags in correct) / len(correct)
             if settings.samples > 1:
                 values["eval/pass_at_k"] = sum(any(flags) for flags in correct) / len(correct)
-    return values | _means(rows)
+    return EvalReport(values | _means(rows), list(records.values()))
 
 
 def accuracy_reward(config: Config) -> str:
@@ -46,9 +59,23 @@ def accuracy_reward(config: Config) -> str:
 
 
 def _correct(row: Any, config: Config) -> list[bool]:
+    return [flag for flag in _flags(row, config) if flag is not None]
+
+
+def _flags(row: Any, config: Config) -> list[bool | None]:
     name = accuracy_reward(config)
     parts = [sample.parts.get(name) for sample in row.samples]
-    return [part >= 1.0 - 1e-9 for part in parts if part is not None]
+    return [None if part is None else part >= 1.0 - 1e-9 for part in parts]
+
+
+def _record(row: Any, config: Config) -> dict[str, Any]:
+    flags = _flags(row, config)
+    return {
+        "version": row.version,
+        "row": row.row,
+        "greedy": flags[0] if flags else None,
+        "tokens": row.samples[0].tokens if row.samples else None,
+    }
 
 
 def _means(rows: Sequence[Any]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Idle share of each pool: 1 - its tokens/s over its saturated rate (pure).
 
 A pool that decodes one straggler is busy by the clock and idle by its work, so time alone will not do. The saturated
-rate is calibrated in the run itself: the best rate that the pool has kept up over a whole stage.
+rate is calibrated in the run itself: the best that each engine has kept up for a second, that of the learner over a
+whole update.
 """
 
 from __future__ import annotations
@@ -15,27 +16,40 @@ class IdleShare:
     def __init__(self) -> None:
         self.generator_rate = 0.0
         self.learner_rate = 0.0
+        self._sizes = (0, 0)
+
+    def sizes(self, generators: int, learners: int) -> None:
+        """The pools' sizes from now on; a rate that was saturated before is so in proportion."""
+        before, self._sizes = self._sizes, (generators, learners)
+        if before[1] and before[1] != learners:
+            self.learner_rate *= learners / before[1]
 
     def values(
         self,
         *,
         step_seconds: float,
-        sampled_tokens: float,
-        generate_seconds: float,
+        generated_tokens: float,
+        generating_seconds: float,
+        saturated: float,
         trained_tokens: float,
         update_seconds: float,
     ) -> dict[str, float]:
-        """Shares of one step, from its tokens and the seconds that its stages took."""
-        self.generator_rate = max(self.generator_rate, _rate(sampled_tokens, generate_seconds))
+        """Shares of one step, from its tokens and the seconds that its stages took.
+
+        `generated_tokens` came in `generating_seconds` of wall time, whichever group they belong to; `saturated` is the
+        sum of the rates that the workers have kept up (0 while none has worked for a second).
+        """
+        generated = _rate(generated_tokens, generating_seconds)
+        self.generator_rate = max(saturated, generated)
         self.learner_rate = max(self.learner_rate, _rate(trained_tokens, update_seconds))
         values = {
-            "generator/tokens_per_second": _rate(sampled_tokens, step_seconds),
+            "generator/tokens_per_second": generated,
             "generator/saturated_tokens_per_second": self.generator_rate,
             "learner/tokens_per_second": _rate(trained_tokens, update_seconds),
             "learner/saturated_tokens_per_second": self.learner_rate,
         }
-        if self.generator_rate:
-            values["generator/idle_share"] = _idle(_rate(sampled_tokens, step_seconds), self.generator_rate)
+        if saturated:
+            values["generator/idle_share"] = _idle(generated, self.generator_rate)
         if self.learner_rate:
             values["learner/idle_share"] = _idle(_rate(trained_tokens, step_seconds), self.learner_rate)
         return values

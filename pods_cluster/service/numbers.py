@@ -20,6 +20,9 @@ class Tally:
     selections: list[Selection] = field(default_factory=list)
     fates: Counter[Fate] = field(default_factory=Counter)
     replaced: int = 0
+    overtaken: int = 0
+    ready: int | None = None
+    """Groups that were complete when the step first asked."""
 
     def selected(self, selections: Sequence[Selection], stats: Sequence[GroupStats]) -> None:
         self.selections.extend(selections)
@@ -43,7 +46,9 @@ class Tally:
             "rollouts/excluded/missing": sum(group.n_nan for group in everyone),
             "rollouts/excluded/infinite": sum(group.n_infinite for group in everyone),
             "tokens/sampled": sum(group.tokens for group in everyone),
+            "tokens/aborted": sum(group.aborted_tokens for group in everyone),
             "groups/replaced": self.replaced,
+            "groups/overtaken": self.overtaken,
         }
         for fate in Fate:
             values[f"groups/{fate.value}"] = self.fates[fate]
@@ -54,9 +59,9 @@ class Tally:
             "frac_reward_zero_std": _share([group.reward_std <= 1e-8 for group in scored]),
             "reward/kept": _mean(self.trained, "kept_mean", "n_kept"),
             "reward_std/kept": _mean(self.trained, "kept_std"),
-            "completions/mean_length": _mean(everyone, "length_mean", "n_finished"),
+            "completions/mean_length": _mean(everyone, "length_mean", "n_whole"),
             "completions/max_length": max((group.length_max for group in everyone), default=math.nan),
-            "completions/clipped_ratio": _mean(everyone, "truncated_share", "n_finished"),
+            "completions/clipped_ratio": _mean(everyone, "truncated_share", "n_whole"),
             "completions/kept_mean_length": _mean(self.trained, "kept_length_mean", "n_kept"),
             "completions/kept_max_length": max((group.kept_length_max for group in self.trained), default=math.nan),
             "completions/kept_clipped_ratio": _mean(self.trained, "kept_truncated_share", "n_kept"),
@@ -64,6 +69,8 @@ class Tally:
             "prompt_length/mean": _mean(everyone, "prompt_tokens"),
             "prompt_length/max": max((group.prompt_tokens for group in everyone), default=math.nan),
         }
+        if any(group.settled or math.isfinite(group.first_mean) for group in everyone):
+            values |= _censored(everyone)
         for name in sorted({name for group in everyone for name in group.parts_mean}):
             values[f"rewards/{name}/mean"] = _mean_of([group.parts_mean.get(name, math.nan) for group in everyone])
             values[f"rewards/{name}/kept_mean"] = _mean_of(
@@ -73,6 +80,21 @@ class Tally:
         if ages:
             values |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": max(ages)}
         return {name: float(value) for name, value in values.items() if not math.isnan(value)}
+
+
+def _censored(groups: Sequence[GroupStats]) -> dict[str, float]:
+    """What was saved by stopping groups early, and how far they bias the means of the step."""
+    settled = [group for group in groups if group.settled]
+    return {
+        "groups/settled": len(settled),
+        "groups/settled_share": len(settled) / len(groups),
+        "rollouts/unissued": sum(group.n_unissued for group in settled),
+        "tokens/saved": sum(group.tokens_saved for group in settled),
+        "reward/settled": _mean(settled, "reward_mean", "n_valid"),
+        "reward/uncensored": _mean(groups, "first_mean", "first_valid"),
+        "completions/settled_mean_length": _mean(settled, "length_mean", "n_whole"),
+        "completions/settled_kept_mean_length": _mean(settled, "kept_length_mean", "n_kept"),
+    }
 
 
 def _mean(groups: Sequence[GroupStats], name: str, weight: str | None = None) -> float:

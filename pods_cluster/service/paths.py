@@ -7,6 +7,9 @@ from typing import Any
 
 from pods_cluster.config import Config, build_config
 
+JOB_FILES = "working_dir_files"
+"""Ray keeps the files that came with a job below a folder of this name."""
+
 
 def absolute(config: Config) -> Config:
     """The same configuration with every path that exists here, and `run.dir`, made absolute."""
@@ -26,8 +29,18 @@ def absolute(config: Config) -> Config:
         file, separator, function = reward["name"].rpartition(":")
         if separator and file.endswith(".py") and _exists(file):
             reward["name"] = f"{Path(file).expanduser().resolve()}:{function}"
-    tree["run"]["dir"] = str(Path(tree["run"]["dir"]).expanduser().resolve())
+    tree["run"]["dir"] = str(run_folder(tree["run"]["dir"]))
     return build_config(tree)
+
+
+def run_folder(folder: str) -> Path:
+    """`run.dir` made absolute. In a Ray job a relative one is taken from the home folder: the job's own folder, in
+    which it starts, is deleted after it.
+    """
+    here = Path.cwd()
+    if JOB_FILES in here.parts:
+        here = Path.home()
+    return (here / Path(folder).expanduser()).resolve()
 
 
 def _exists(value: str) -> bool:

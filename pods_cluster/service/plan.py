@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pods_cluster.config import Config, ConfigError
+from pods_cluster.config import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,3 @@ def plan_of(config: Config) -> Plan:
         microbatches_at_most=-(-most // per_microbatch),
         out_at_most=(config.staleness + 1) * groups,
     )
-
-
-def refuse_unbuilt(config: Config) -> None:
-    """Raise ConfigError for a setting that is described but that no part of the run obeys yet."""
-    if config.selector.settle != "off":
-        raise ConfigError(
-            f"selector.settle: {config.selector.settle!r} is not built yet: the run would ignore it; set selector.settle: off"
-        )

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.records import Failure
+from pods_cluster.learning.ranks import LearnerError
 from pods_cluster.service import checkpoints
 from pods_cluster.service.assembly import Assembler, RunError
+from pods_cluster.service.balancing import Balancer
+from pods_cluster.service.beside import together
 from pods_cluster.service.clock import StageClock
 from pods_cluster.service.evaluation import evaluate
 from pods_cluster.service.idle import IdleShare
 from pods_cluster.service.ledger import Ledger
 from pods_cluster.service.numbers import Tally
+from pods_cluster.service.scaler import Scaler
+from pods_cluster.service.scaling import Sizes
 from pods_cluster.service.stages import Generators, Learners, Publisher, Selector
 from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.record import SampleGroup
-from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.recorder import Level, Recorder
 from pods_cluster.types import Fate, Prompt, Selection
 
 EMPTY_STEPS = 5
@@ -48,6 +55,7 @@ class Run:
         held_out: list[Prompt],
         recorder: Recorder,
         folder: RunFolder,
+        hint: Callable[[Sizes | None], Awaitable[None]] | None = None,
     ) -> None:
         self.config = config
         self.pool, self.selector, self.learners, self.publisher = pool, selector, learners, publisher
@@ -55,8 +63,10 @@ class Run:
         self.ledger = Ledger(config.learner.prompts_per_step, config.staleness)
         self.step = 0
         self.version = 0
+        self.seconds = 0.0
         self.stop_reason: str | None = None
         self.idle = IdleShare()
+        self.balancer = Balancer(config)
         self._empty_steps = 0
         self._saved_at: int | None = None
         self._sampled: list[SampleGroup] = []
@@ -70,6 +80,17 @@ class Run:
             stopping=self._stopping,
             on_failure=self._replace_worker,
             on_selected=self._sample,
+            size=config.generator.rollouts_per_prompt,
+        )
+
+        self.scaler = Scaler(
+            config,
+            pool=pool,
+            learners=learners,
+            publisher=publisher,
+            notice=self._notice,
+            lose=lambda failure: self.assembler.lose_worker(failure, self.assembler.held_by(failure)),
+            hint=hint,
         )
 
     def stop(self, reason: str) -> None:
@@ -86,25 +107,40 @@ class Run:
         self.ledger.restore(state["ledger"])
         for epoch, row, count in state["attempts"]:
             self.assembler.attempts[(epoch, row)] = count
+        self.balancer.restore(int(state.get("rollouts_per_prompt", self.balancer.rollouts)))
+        self.assembler.size = self.balancer.rollouts
         self.step, self.version = int(state["step"]), int(state["version"])
+        self.seconds = float(state.get("seconds", 0.0))
         self._saved_at = self.step
         self._notice("resumed", f"continuing from {path.name}: step {self.step}, weight version {self.version}")
 
-    async def main(self) -> None:
-        """Run to the last step, or until `stop`. Raises RunError, or what a stage raised."""
+    async def main(self, *, save: bool = True) -> None:
+        """Run to the last step, or until `stop`; without `save` (a calibration) nothing is left of it but metrics.
+
+        Raises RunError, or what a stage raised.
+        """
         # The generators may hold other weights than the learner, and always do after a resume.
         await self._publish({})
         if self.step == 0:
             await self._evaluate()
-        while self.step < self.config.run.steps and not self._stopping():
+        await together(self._steps(), *([self.assembler.attend()] if self.config.selector.settle != "off" else []))
+        await self._finish(save)
+
+    async def _steps(self) -> None:
+        while not self._over() and not self._stopping():
             await self._one_step()
-        await self._finish()
 
     async def _one_step(self) -> None:
         clock = StageClock()
         tally = Tally()
+        with clock("scale"):
+            await self.scaler.at_boundary(self.version)
+        out = len(self.ledger.out)
         with clock("generate"):
             await self.assembler.issue(self.ledger.room, self.version)
+        with clock("scale"):
+            await self._rebuild_learners()  # the generators work meanwhile
+        with clock("generate"):
             selections = await self.assembler.collect(self.version, tally)
         if self._stopping():
             # what was selected is not trained: its prompts come again
@@ -122,11 +158,14 @@ class Run:
             self.recorder.samples(self.step, self._sampled)
             self._sampled = []
         values |= tally.values(assembled_at) | clock.timings()
+        self.seconds += values["timing_s/step"]
         values["weights/version"] = self.version
         values["groups/in_flight"] = len(self.ledger.out)
         values["data/prompts_dropped_overlong"] = self.stream.dropped
         values |= await self._pool_values(values)
-        if self._due(self.config.run.eval.every) or self.step == self.config.run.steps:
+        values |= self.balancer.after_step(values, out=out, ready=tally.ready or 0)
+        self.assembler.size = self.balancer.rollouts
+        if self._due(self.config.run.eval.every) or self._over():
             values |= await self._evaluate(record=False)
         if self._due(self.config.run.checkpoint.every):
             with clock("checkpoint"):
@@ -149,6 +188,7 @@ class Run:
             "updates": float(result.updates),
             "rollouts/trained": float(result.trained_rollouts),
             "tokens/trained": float(result.trained_tokens),
+            "learner/received_bytes": float(result.received_bytes),
             **{f"timing_s/{stage}": seconds for stage, seconds in result.seconds.items()},
         }
         if result.trained_rollouts:
@@ -172,7 +212,22 @@ class Run:
             for failure in await self.pool.fail(worker, reason):
                 await self.assembler.lose_worker(failure, self.assembler.held_by(failure))
 
+    async def _rebuild_learners(self) -> None:
+        if not self.scaler.rebuild_is_due:
+            return
+        passage = checkpoints.begin(self.folder.checkpoints, self.step)
+        try:
+            await self.scaler.rebuild_learners(passage / "learner")
+        except LearnerError:
+            if (passage / "learner").is_dir() and self._saved_at != self.step:
+                path = checkpoints.finish(passage, self._state(), self.config.run.checkpoint.keep)
+                self._notice("checkpoint", f"saved {path.name} before the learner group was lost; --resume goes on")
+            raise
+        checkpoints.discard(passage)
+
     async def _replace_worker(self, failure: Failure) -> None:
+        if not self.scaler.wants_replacement(failure):
+            return
         name = await self.pool.replace(failure.worker)
         report = await self.publisher.catch_up(self.version, name, self.pool.workers[name])
         if report.failed:
@@ -183,8 +238,9 @@ class Run:
         if not self.held_out or not self.config.run.eval.every:
             return {}
         started = time.monotonic()
-        values = await evaluate(self.pool, self.held_out, self.config)
-        values |= {"timing_s/eval": time.monotonic() - started, "eval/version": float(self.version)}
+        report = await evaluate(self.pool, self.held_out, self.config)
+        self.recorder.evaluation(self.step, report.rows)
+        values = report.values | {"timing_s/eval": time.monotonic() - started, "eval/version": float(self.version)}
         if record:
             self.recorder.step(self.step, values)
         return values
@@ -209,13 +265,20 @@ class Run:
 
     async def _pool_values(self, values: dict[str, float]) -> dict[str, float]:
         stats = await self.pool.stats()
+        sizes = self.scaler.values()
+        self.idle.sizes(int(sizes["generator/workers"]), int(sizes["learner/workers"]))
         update = values.get("timing_s/update", 0.0)
-        return stats.metrics() | self.idle.values(
-            step_seconds=values.get("timing_s/step", math.nan),
-            sampled_tokens=values.get("tokens/sampled", 0.0),
-            generate_seconds=values.get("timing_s/generate", math.nan),
-            trained_tokens=values.get("tokens/trained", 0.0),
-            update_seconds=update,
+        return (
+            stats.metrics()
+            | sizes
+            | self.idle.values(
+                step_seconds=values.get("timing_s/step", math.nan),
+                generated_tokens=stats.generated_tokens,
+                generating_seconds=stats.seconds,
+                saturated=stats.saturated,
+                trained_tokens=values.get("tokens/trained", 0.0),
+                update_seconds=update,
+            )
         )
 
     def _no_groups(self, tally: Tally) -> None:
@@ -236,22 +299,28 @@ class Run:
         temporary = checkpoints.begin(self.folder.checkpoints, self.step)
         await self.learners.save(temporary / "learner")
         await self.learners.export(temporary / "model")
-        state = {
+        path = checkpoints.finish(temporary, self._state(), self.config.run.checkpoint.keep)
+        self._saved_at = self.step
+        self._notice("checkpoint", f"saved {path.name}")
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "step": self.step,
             "version": self.version,
+            "seconds": self.seconds,
             "seed": self.config.run.seed,
             # groups that are out now are not trained in this state: its stream serves their prompts again
             "stream": self.stream.state(list(self.assembler.out.values())),
             "ledger": self.ledger.state(),
             "attempts": self.assembler.attempts_to_save(),
+            "rollouts_per_prompt": self.balancer.rollouts,
         }
-        path = checkpoints.finish(temporary, state, self.config.run.checkpoint.keep)
-        self._saved_at = self.step
-        self._notice("checkpoint", f"saved {path.name}")
 
-    async def _finish(self) -> None:
+    async def _finish(self, save: bool) -> None:
         if self.assembler.out:
             await self.assembler.give_back(list(self.assembler.out), Fate.CANCELLED)
+        if not save:
+            return
         await self._save()
         if self.config.run.export:
             await self.learners.export(self.folder.model)
@@ -259,8 +328,13 @@ class Run:
     def _due(self, every: int) -> bool:
         return bool(every) and self.step % every == 0
 
+    def _over(self) -> bool:
+        """Whether the last step is done, or the time that the run was given."""
+        limit = self.config.run.max_seconds
+        return self.step >= self.config.run.steps or (limit is not None and self.seconds >= limit)
+
     def _stopping(self) -> bool:
         return self.stop_reason is not None
 
-    def _notice(self, kind: str, text: str) -> None:
-        self.recorder.event(kind, text, step=self.step)
+    def _notice(self, kind: str, text: str, *, level: Level = "info") -> None:
+        self.recorder.event(kind, text, step=self.step, level=level)

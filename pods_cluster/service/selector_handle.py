@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pods_cluster.selection.assembly import Decision
+from pods_cluster.selection.stopping import Orders
 from pods_cluster.service.assembly import RunError
 from pods_cluster.types import GroupId
 
@@ -15,16 +16,23 @@ CALL_SECONDS = 60.0
 
 
 class SelectorHandle:
-    """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises RunError."""
+    """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises RunError.
 
-    def __init__(self, handle: Any) -> None:
+    `straggler` is how many seconds a step that could be filled waits for the oldest groups.
+    """
+
+    def __init__(self, handle: Any, *, straggler: float = 0.0) -> None:
         self.handle = handle
+        self.straggler = straggler
 
-    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> None:
-        await self._call("expect", list(groups))
+    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
+        return await self._call("expect", list(groups))
+
+    async def orders(self, timeout: float) -> Orders:
+        return await self._call("orders", timeout, extra=timeout)
 
     async def collect(self, want: int, version: int, timeout: float) -> Decision:
-        return await self._call("collect", want, version, timeout, extra=timeout)
+        return await self._call("collect", want, version, timeout, extra=timeout, straggler_s=self.straggler)
 
     async def mark_lost(self, worker: str) -> None:
         await self._call("mark_lost", worker)
@@ -35,8 +43,8 @@ class SelectorHandle:
     async def stats(self) -> dict[str, Any]:
         return await self._call("stats")
 
-    async def _call(self, method: str, *args: Any, extra: float = 0.0) -> Any:
+    async def _call(self, method: str, *args: Any, extra: float = 0.0, **named: Any) -> Any:
         try:
-            return await asyncio.wait_for(getattr(self.handle, method).remote(*args), CALL_SECONDS + extra)
+            return await asyncio.wait_for(getattr(self.handle, method).remote(*args, **named), CALL_SECONDS + extra)
         except TimeoutError:
             raise RunError(f"the selector did not answer {method!r} within {CALL_SECONDS + extra:g} s") from None

@@ -4,6 +4,7 @@
              metrics.jsonl    one object a step (see docs/metrics.md)
              events.jsonl     what happened: start, evaluations, losses of workers, warnings, end
              samples.jsonl    whole groups of rollouts, for people to read
+             evals.jsonl      one object for each held-out row of each evaluation: right or wrong
              checkpoints/     states that --resume continues from
              model/           the trained model in Hugging Face format
              summary.json     the end-of-run summary
@@ -110,6 +111,10 @@ class RunFolder:
         return self.path / "samples.jsonl"
 
     @property
+    def evals(self) -> Path:
+        return self.path / "evals.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -136,6 +141,12 @@ class RunFolder:
     def read_samples(self) -> list[Record]:
         """Sampled groups that stand."""
         return drop_superseded(read_lines(self.samples))
+
+    def read_evals(self) -> list[Record]:
+        """Held-out rows of the evaluations that stand: `step`, `version`, `row`, `greedy` (true, false, or null where
+        it was not scored), `tokens`, and `sampled` (a list of such) where completions were sampled too.
+        """
+        return drop_superseded(read_lines(self.evals))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json in one piece. Raises OSError."""

@@ -176,6 +176,10 @@ class Recorder:
         now, elapsed = self._clock(), self.elapsed
         self._put("write_samples", [sample_record(step, group, time=now, elapsed=elapsed) for group in groups])
 
+    def evaluation(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what each held-out row of an evaluation came to (see `RunFolder.read_evals`)."""
+        self._put("write_evals", [{"step": int(step), **row} for row in rows])
+
     def poll(self, cursor: int = 0) -> Feed:
         """Steps and events since `cursor` (0: all that are still in memory)."""
         with self._lock:

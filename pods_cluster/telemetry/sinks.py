@@ -28,6 +28,8 @@ class Sink(Protocol):
 
     def write_samples(self, groups: list[Record]) -> None: ...
 
+    def write_evals(self, rows: list[Record]) -> None: ...
+
     def retry(self) -> None:
         """Called now and then while nothing is written, and by `Recorder.flush`."""
         ...
@@ -36,7 +38,7 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """metrics.jsonl, events.jsonl and samples.jsonl of the run's folder."""
+    """metrics.jsonl, events.jsonl, samples.jsonl and evals.jsonl of the run's folder."""
 
     name = "jsonl"
 
@@ -44,7 +46,8 @@ class JsonlSink:
         self.metrics = JsonLinesWriter(folder.metrics, on_warning=on_warning)
         self.events = JsonLinesWriter(folder.events, on_warning=on_warning)
         self.samples = JsonLinesWriter(folder.samples, on_warning=on_warning)
-        self._writers = (self.metrics, self.events, self.samples)
+        self.evals = JsonLinesWriter(folder.evals, on_warning=on_warning)
+        self._writers = (self.metrics, self.events, self.samples, self.evals)
 
     def write_step(self, record: Record) -> None:
         self.metrics.write(record)
@@ -56,10 +59,15 @@ class JsonlSink:
         for group in groups:
             self.samples.write(group)
 
+    def write_evals(self, rows: list[Record]) -> None:
+        for row in rows:
+            self.evals.write(row)
+
     def write_marker(self, marker: Record) -> None:
-        """Take back the metrics and samples of steps above the marker's."""
+        """Take back the metrics, samples and evaluations of steps above the marker's."""
         self.metrics.write(marker)
         self.samples.write(marker)
+        self.evals.write(marker)
 
     @property
     def failed_writes(self) -> int:
@@ -112,6 +120,9 @@ class TensorBoardSink:
     def write_samples(self, groups: list[Record]) -> None:
         pass  # whole groups are read in samples.jsonl
 
+    def write_evals(self, rows: list[Record]) -> None:
+        pass  # single rows are read in evals.jsonl; their means are metrics
+
     def retry(self) -> None:
         self._writer.flush()
 
@@ -154,6 +165,9 @@ class WandbSink:
 
     def write_samples(self, groups: list[Record]) -> None:
         pass  # prompts and completions stay in the run's folder
+
+    def write_evals(self, rows: list[Record]) -> None:
+        pass
 
     def retry(self) -> None:
         pass

@@ -98,7 +98,7 @@ def summarize(
         summary.reward_first, summary.reward_last = _mean(rewards[:tenth]), _mean(rewards[-tenth:])
     for kind in ("generated", "scored", "selected", "trained", "excluded", "aborted", "lost", "stale"):
         _put(summary.rollouts, kind, _total(merged, f"rollouts/{kind}"))
-    for kind in ("sampled", "trained", "aborted", "prompt"):
+    for kind in ("sampled", "trained", "aborted", "saved", "prompt"):
         _put(summary.tokens, kind, _total(merged, f"tokens/{kind}"))
     summary.ratio = _ratio(summary.rollouts.get("scored"), summary.rollouts.get("trained"))
     summary.token_ratio = _ratio(summary.tokens.get("sampled"), summary.tokens.get("trained"))

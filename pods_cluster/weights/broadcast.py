@@ -132,6 +132,12 @@ class Broadcaster:
         async with self._lock:
             await self._dissolve()
 
+    async def follow(self, ranks: Sequence[Any]) -> None:
+        """Send from these learner ranks from now on, rank 0 first; they meet the workers at the next version."""
+        async with self._lock:
+            await self._dissolve()
+            self._ranks = list(ranks)
+
     async def _deliver(self, version: int, workers: dict[str, Any]) -> PublishReport:
         began = time.monotonic()
         failed: dict[str, str] = {}

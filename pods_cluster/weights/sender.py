@@ -35,14 +35,23 @@ class WeightSender:
     """Lives in each learner rank; holds at most one broadcast group (rank 0).
 
     `host` is the address that receivers reach this rank by (the node's routable one); left out, that of the default
-    route. `device` is the GPU that NCCL sends from. `open`, `connect`, `send` and `fingerprints` belong to the rank's
-    own thread; `close` may come from another one while `connect` or `send` waits, and ends that wait.
+    route. `device` is the GPU that NCCL sends from. `computed` are the parameters that an engine computes with once it
+    took what `source` sends, and that fingerprints are taken of: the same, or base and adapter merged. `open`,
+    `connect`, `send` and `fingerprints` belong to the rank's own thread; `close` may come from another one while
+    `connect` or `send` waits, and ends that wait.
     """
 
     def __init__(
-        self, source: WeightSource, rank: int, host: str | None = None, device: torch.device | None = None
+        self,
+        source: WeightSource,
+        rank: int,
+        host: str | None = None,
+        device: torch.device | None = None,
+        *,
+        computed: WeightSource | None = None,
     ) -> None:
         self._source = source
+        self._computed = computed if computed is not None else source
         self._rank = rank
         self._host = host
         self._device = device
@@ -118,11 +127,11 @@ class WeightSender:
         self._buffers = transfer.buffers if transfer.on_cpu else []
 
     def fingerprints(self) -> dict[str, str]:
-        """All ranks: gather everything; the parameters' fingerprints by name on rank 0, {} on the others."""
-        specs = self._source.specs()
+        """All ranks: gather what an engine computes with; fingerprints by name on rank 0, {} on the others."""
+        specs = self._computed.specs()
         found: dict[str, str] = {}
         for start, stop in plan_buckets(specs, _FINGERPRINT_BUCKET):
-            tensors = self._source.gather(start, stop)
+            tensors = self._computed.gather(start, stop)
             if self._rank == 0:
                 names = (spec.name for spec in specs[start:stop])
                 found.update(fingerprints(zip(names, tensors, strict=True)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,12 +60,29 @@ DTYPE_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFactor:
+    """Of a low-rank adapter: the parameter `weight` computes as base + scale x B A (its transpose if `transposed`).
+
+    `side` says whether the tensor is A [rank, in] or B [out, rank]; both sides of a weight travel in one update.
+    """
+
+    weight: str
+    side: Literal["A", "B"]
+    scale: float
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A parameter as it travels: Hugging Face name, full shape, torch dtype name (`bfloat16`)."""
+    """A parameter as it travels: Hugging Face name, full shape, torch dtype name (`bfloat16`).
+
+    `factor`: the tensor is no parameter of the model itself but a factor of an adapter on one.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    factor: AdapterFactor | None = None
 
     @property
     def numel(self) -> int:
@@ -97,6 +114,20 @@ class WeightUpdate:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def adapter(self) -> bool:
+        """Whether this is an adapter on the weights of `model.path`, which the receivers hold, and nothing else.
+
+        Raises ValueError for a mixture, which nobody sends.
+        """
+        factors = sum(tensor.factor is not None for tensor in self.tensors)
+        if factors not in (0, len(self.tensors)):
+            raise ValueError(
+                f"version {self.version}: {factors} of {len(self.tensors)} tensors are an adapter's; send whole "
+                "parameters or an adapter"
+            )
+        return factors > 0
 
 
 def plan_buckets(

@@ -27,7 +27,7 @@ def expected_names(model: torch.nn.Module) -> set[str] | None:
     packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
     names: set[str] = set()
     for name, _ in model.named_parameters():  # a tied parameter comes once, under its first name
-        names.update(_unfused(name, packed))
+        names.update(unfused(name, packed))
     return names
 
 
@@ -71,13 +71,14 @@ def _held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 seen.add(parameter.data_ptr())
             if isinstance(module, VocabParallelEmbedding):
                 tensor = tensor[: module.org_vocab_size]
-            names = _unfused(f"{prefix}.{name}", packed)
+            names = unfused(f"{prefix}.{name}", packed)
             sizes = [tensor.shape[0]] if len(names) == 1 and tensor.ndim else list(getattr(module, "output_sizes", []))
             parts = tensor.split(sizes) if tensor.ndim else (tensor,)
             yield from zip(names, parts, strict=True)
 
 
-def _unfused(name: str, packed: dict[str, list[str]]) -> list[str]:
+def unfused(name: str, packed: dict[str, list[str]]) -> list[str]:
+    """Hugging Face names of what vLLM keeps as `name`."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part in packed and len(packed[part]) > 1:

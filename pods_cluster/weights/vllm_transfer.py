@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,15 +23,18 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from pods_cluster.weights.receiver import Receiver
+from pods_cluster.weights.adapter import AdapterInbox
+from pods_cluster.weights.receiver import Receiver, Sink
 from pods_cluster.weights.transport import first_line
 from pods_cluster.weights.types import (
+    AdapterFactor,
     Invitation,
     TensorSpec,
     WeightLoadError,
     WeightTransferError,
     WeightUpdate,
 )
+from pods_cluster.weights.vllm_adapter import VllmAdapter
 from pods_cluster.weights.vllm_parameters import expected_names, held_fingerprints, repack_tied_heads
 
 BACKEND = "pods"
@@ -81,12 +84,16 @@ class PodsUpdateInfo(WeightTransferUpdateInfo):
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
+    factors: list[dict[str, Any] | None]
     buckets: list[list[int]]
     timeout: float
 
     def update(self) -> WeightUpdate:
-        rows = zip(self.names, self.shapes, self.dtypes, strict=True)
-        tensors = tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in rows)
+        rows = zip(self.names, self.shapes, self.dtypes, self.factors, strict=True)
+        tensors = tuple(
+            TensorSpec(name, tuple(shape), dtype, None if factor is None else AdapterFactor(**factor))
+            for name, shape, dtype, factor in rows
+        )
         return WeightUpdate(self.version, tensors, tuple((start, stop) for start, stop in self.buckets), self.timeout)
 
 
@@ -100,6 +107,7 @@ def update_info(update: WeightUpdate) -> dict[str, Any]:
         "names": [spec.name for spec in update.tensors],
         "dtypes": [spec.dtype for spec in update.tensors],
         "shapes": [list(spec.shape) for spec in update.tensors],
+        "factors": [None if spec.factor is None else asdict(spec.factor) for spec in update.tensors],
         "buckets": [list(bucket) for bucket in update.buckets],
         "timeout": update.timeout,
     }
@@ -113,8 +121,10 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
+        self._target = device
         self._cuda = device if device.type == "cuda" else None
         self._receiver: Receiver | None = None
+        self._adapter: VllmAdapter | None = None
 
     def init_transfer_engine(self, init_info: PodsInitInfo) -> None:
         self.leave()
@@ -147,10 +157,22 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
 
     def receive_weights(self, update_info: PodsUpdateInfo) -> None:
+        self._receive(update_info.update(), self._load)
+
+    def receive_adapter(self, update: WeightUpdate) -> None:
+        """An adapter, merged into the weights of `model.path`; the model is as before until all of it has come."""
+        inbox = AdapterInbox()
+        self._receive(update, inbox.take)
+        config = self.vllm_config.model_config
+        if self._adapter is None:
+            self._adapter = VllmAdapter(self.model, config.model, config.dtype)
+        self._adapter.load(list(inbox), self._target, config)
+
+    def _receive(self, update: WeightUpdate, sink: Sink) -> None:
         receiver = self._receiver
         if receiver is None:
-            raise WeightTransferError(f"version {update_info.version}: no broadcast group is open here; connect first")
-        receiver.receive(update_info.update(), self._load)
+            raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
+        receiver.receive(update, sink)
 
     def _load(self, rows: list[tuple[TensorSpec, torch.Tensor]]) -> None:
         # Copies: layerwise reload keeps a fused layer's tensors until the last of them came, perhaps a bucket later.
@@ -198,6 +220,10 @@ class WorkerExtension:
 
 def _receive(worker: Any, info: dict[str, Any]) -> None:
     model = worker.model_runner.get_model()
+    if (update := PodsUpdateInfo(**info).update() if "factors" in info else None) is not None and update.adapter:
+        _receive_adapter(worker, update)
+        return
+    worker.pods_whole = True
     if getattr(worker, "pods_half_loaded", False):
         # The last update died midway: its layers lie on the meta device, and must be put back before a new start.
         with set_current_vllm_config(worker.vllm_config):
@@ -210,6 +236,16 @@ def _receive(worker: Any, info: dict[str, Any]) -> None:
     worker.finish_weight_update()
     repack_tied_heads(model)
     worker.pods_half_loaded = False
+
+
+def _receive_adapter(worker: Any, update: WeightUpdate) -> None:
+    if getattr(worker, "pods_whole", False):
+        raise WeightLoadError(
+            "an adapter came to an engine that took whole weights before, so that the adapter's base is gone; send one "
+            "or the other (learner.lora.send)"
+        )
+    with set_current_vllm_config(worker.vllm_config):
+        worker.weight_transfer_engine.receive_adapter(update)
 
 
 def _check_names(worker: Any, model: torch.nn.Module, names: list[str]) -> None:

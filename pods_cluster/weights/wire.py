@@ -28,7 +28,8 @@ def largest_bucket(update: WeightUpdate) -> int:
 
 def digest(update: WeightUpdate) -> bytes:
     """Of all that both ends must agree on: version, tensors, cuts (not the deadline)."""
-    text = repr((update.version, [(spec.name, spec.shape, spec.dtype) for spec in update.tensors], update.buckets))
+    tensors = [(spec.name, tuple(spec.shape), spec.dtype, spec.factor) for spec in update.tensors]
+    text = repr((update.version, tensors, update.buckets))
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 

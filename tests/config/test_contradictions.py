@@ -56,6 +56,19 @@ def problem(*overrides: str) -> str:
         (["learner.correction.mask=[1.5, 2]"], "learner.correction.mask", "[1.5, 2.0]", "must hold 1 inside"),
         (["learner.correction.cap=0"], "learner.correction.cap", "0", "greater than 0"),
         (["learner.lora.target_modules=5"], "learner.lora.target_modules", "5", "valid tuple"),
+        (
+            ["learner.lora={send: adapter}", "generator.engine=paced"],
+            "learner.lora.send",
+            "adapter",
+            "use send: merged",
+        ),
+        (
+            ["learner.lora={send: adapter}", "generator.engine_options={transfer: native}"],
+            "learner.lora.send",
+            "engine_options.transfer: native",
+            "use send: merged",
+        ),
+        (["run.max_seconds=0"], "run.max_seconds", "0", "greater than 0"),
         (["run.eval.every=5"], "run.eval.every", "5", "add data.eval (path or split), or set run.eval.every: 0"),
         (["run.steps=0"], "run.steps", "0", "greater than or equal to 1"),
         (["run.seed=-1"], "run.seed", "-1", "greater than or equal to 0"),
@@ -131,3 +144,19 @@ def test_without_held_out_rows_there_is_no_evaluation() -> None:
     assert parse_config(BASE).run.eval.every == 0
     assert parse_config(BASE, ["run.eval.samples=4"]).run.eval.every == 0
     assert parse_config(BASE, ["data.eval.split=test"]).run.eval.every == 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "adapter"),
+    [
+        ([], False),
+        (["learner.lora={}"], True),
+        (["learner.lora={}", "generator.engine=transformers"], True),
+        (["learner.lora={send: merged}"], False),
+        (["learner.lora={}", "generator.engine=paced"], False),
+        (["learner.lora={}", "generator.engine_options={transfer: native}"], False),
+        (["learner.lora={send: adapter}"], True),
+    ],
+)
+def test_the_adapter_alone_is_sent_where_the_engine_can_take_it(overrides: list[str], adapter: bool) -> None:
+    assert parse_config(BASE, overrides).sends_adapter is adapter

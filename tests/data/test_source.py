@@ -219,3 +219,20 @@ def test_gsm8k_and_math() -> None:
     math = load_source(str(SHARED / "math" / "problems.jsonl"), None, "train[500:]")
     assert len(math.rows) == 4500
     assert math.rows[0]["idx"] == 500
+
+
+def test_several_subsets_are_read_one_after_the_other(tmp_path: Path) -> None:
+    card = "---\nconfigs:\n" + "".join(
+        f"- config_name: {name}\n  data_files: [{{split: train, path: {name}.jsonl}}]\n"
+        for name in ("algebra", "geometry")
+    )
+    (tmp_path / "README.md").write_text(card + "---\n")
+    write_jsonl(tmp_path / "algebra.jsonl", [{"prompt": "a0"}, {"prompt": "a1"}])
+    write_jsonl(tmp_path / "geometry.jsonl", [{"prompt": "g0"}])
+    source = load_source(str(tmp_path), "algebra+geometry", "train")
+    assert [row["prompt"] for row in source.rows] == ["a0", "a1", "g0"]
+    assert [row["prompt"] for row in load_source(str(tmp_path), "geometry", "train").rows] == ["g0"]
+    with pytest.raises(DataError, match=r"data\.name: 'poetry' is not a subset"):
+        load_source(str(tmp_path), "algebra+poetry", "train")
+    with pytest.raises(DataError, match=r"empty subset or one twice"):
+        load_source(str(tmp_path), "algebra+algebra", "train")

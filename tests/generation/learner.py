@@ -10,7 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.types import Invitation, TensorSpec, WeightTransferError, WeightUpdate, plan_buckets
+from pods_cluster.weights.types import (
+    Invitation,
+    TensorSpec,
+    WeightSource,
+    WeightTransferError,
+    WeightUpdate,
+    plan_buckets,
+)
 
 TIMEOUT = 30.0
 
@@ -29,11 +36,13 @@ class ModelSource:
 
 
 class Learner:
-    """Sends the weights of a model over gloo."""
+    """Sends the weights of a model (or those of a source) over gloo."""
 
-    def __init__(self, model: PreTrainedModel, leave_out: str = "") -> None:
-        self.source = ModelSource(model, leave_out)
-        self.sender = WeightSender(self.source, 0, host="127.0.0.1")
+    def __init__(
+        self, model: PreTrainedModel | WeightSource, leave_out: str = "", *, computed: WeightSource | None = None
+    ) -> None:
+        self.source = ModelSource(model, leave_out) if isinstance(model, PreTrainedModel) else model
+        self.sender = WeightSender(self.source, 0, host="127.0.0.1", computed=computed)
 
     def invite(self, name: str = "test/weights/0") -> Invitation:
         host, port = self.sender.open("gloo", name, 1, TIMEOUT)

@@ -15,8 +15,9 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.hand_over import unpack
 from pods_cluster.generation.pool import GeneratorPool
-from pods_cluster.generation.records import GeneratorError, GroupRequest, RolloutsGone
+from pods_cluster.generation.records import GeneratorError, GroupRequest, Portion
 from pods_cluster.generation.transformers_engine import TransformersEngine
 from pods_cluster.quickstart.tokenizer import build_tokenizer
 from pods_cluster.types import (
@@ -96,6 +97,10 @@ def groups_of(rows: range) -> list[tuple[GroupId, Prompt]]:
     return [(GroupId(0, row), prompt(row)) for row in rows]
 
 
+def portions_of(rows: range, size: int = 6) -> list[Portion]:
+    return [Portion(group, item, size, 0, size) for group, item in groups_of(rows)]
+
+
 def with_pool(
     config: Config,
     selector: Any,
@@ -125,7 +130,7 @@ def shared(make_config: MakeConfig) -> Iterator[tuple[GeneratorPool, Reports]]:
     handle = start_collector()
     config = make_config(workers=2)
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": "generation-shared"})})
-    pool = GeneratorPool(config, handle, spread=True)
+    pool = GeneratorPool(config, handle)
 
     async def start() -> None:
         await pool.start()
@@ -173,7 +178,7 @@ def test_groups_are_generated_scored_reported_and_taken(shared: Shared) -> None:
 
     async def body() -> None:
         before = {name: stats.reported for name, stats in (await pool.stats()).workers.items()}
-        await pool.submit(groups_of(range(4)))
+        await pool.submit(portions_of(range(4)))
         shards = await asyncio.to_thread(reports.wait, ids(range(4)))
         owners = {group: {part.worker for part in parts} for group, parts in shards.items()}
         assert all(len(workers) == 1 for workers in owners.values())  # whole groups
@@ -191,12 +196,12 @@ def test_groups_are_generated_scored_reported_and_taken(shared: Shared) -> None:
         worker = pool.workers[name]
         await pool.keep([selection(shards[first][0], [1, 4])])
         assert [rollout.index for rollout in await pool.sample(first)] == [1, 4]
-        with pytest.raises(RolloutsGone, match=r"0\.0\.0: rollouts \[0\]"):
-            await _call(worker.take.remote(first, [0, 1]))
-        taken = await _call(worker.take.remote(first, [4, 1]))
-        assert [rollout.index for rollout in taken] == [4, 1]
-        with pytest.raises(RolloutsGone):
-            await _call(worker.take.remote(first, [1]))
+        answer = await _call(worker.take.remote([(first, [0, 4])]))
+        assert [rollout.index for rollout in unpack(answer)] == [4]
+        assert list(answer.absent) == [(first, 0)]
+        answer = await _call(worker.take.remote([(first, [1, 4])]))
+        assert [rollout.index for rollout in unpack(answer)] == [1]
+        assert list(answer.absent) == [(first, 4)]
         await pool.drop([GroupId(0, 1), GroupId(0, 2)])
         left = [await _call(handle.drain.remote(0.1)) for handle in pool.workers.values()]
         assert sorted(left) == [[], [GroupId(0, 3)]]
@@ -249,7 +254,7 @@ def test_workers_make_the_rollouts_that_an_engine_alone_makes(shared: Shared, mo
         alone |= {rollout.key: rollout.token_ids for rollout in engine.step()}
 
     async def body() -> dict[str, list[int]]:
-        await pool.submit(groups_of(range(10, 13)))
+        await pool.submit(portions_of(range(10, 13)))
         await asyncio.to_thread(reports.wait, ids(range(10, 13)))
         held = [await pool.sample(group) for group in ids(range(10, 13))]
         await pool.drop(ids(range(10, 13)))
@@ -268,7 +273,7 @@ def test_one_group_can_be_spread_over_workers(shared: Shared) -> None:
     group = GroupId(0, 20)
 
     async def body() -> None:
-        await pool.submit(groups_of(range(20, 21)))
+        await pool.submit(portions_of(range(20, 21)))
         shards = (await asyncio.to_thread(reports.wait, [group]))[group]
         by_worker: dict[str, set[int]] = {}
         for shard in shards:
@@ -289,12 +294,12 @@ def test_a_refused_request_queues_nothing_and_can_be_repaired(shared: Shared) ->
     async def body() -> None:
         long = Prompt(0, 31, "long", tuple([4] * 30))
         with pytest.raises(EngineError, match=r"0\.31\.0/\d.*context of 32"):
-            await pool.submit([(GroupId(0, 31), long)])
+            await pool.submit([Portion(GroupId(0, 31), long, 6, 0, 6)])
         assert [await _call(handle.groups.remote()) for handle in pool.workers.values()] == [[], []]
-        await pool.submit(groups_of(range(30, 31)))
+        await pool.submit(portions_of(range(30, 31)))
         await asyncio.to_thread(reports.wait, [GroupId(0, 30)])
         with pytest.raises(GeneratorError, match="submitted here before"):
-            await pool.submit(groups_of(range(30, 31)))
+            await pool.submit(portions_of(range(30, 31)))
         assert await pool.check() == []
         await pool.drop([GroupId(0, 30), GroupId(0, 31)])
 
@@ -305,24 +310,31 @@ def test_workers_are_added_and_drained_away(shared: Shared) -> None:
     pool, reports = shared
 
     async def body() -> None:
-        (added,) = await pool.add()
-        await _call(pool.workers[added].name_version.remote(0))
-        await pool.submit(groups_of(range(40, 43)))
+        added = await pool.prepare(60)
+        assert added not in pool.workers
+        await _call(pool.newcomer(added).name_version.remote(0))
+        pool.admit(added)
+        await pool.submit(portions_of(range(40, 43)))
         shards = await asyncio.to_thread(reports.wait, ids(range(40, 43)))
         owners = {parts[0].worker: group for group, parts in shards.items()}
         assert set(owners) == set(pool.workers)
-        removing = asyncio.ensure_future(pool.remove(1, timeout=60))
+        (leaves,) = pool.retire(1)
+        draining = asyncio.ensure_future(pool.drain(leaves, 60))
         await asyncio.sleep(0.5)
-        assert not removing.done()  # its rollouts were not taken yet
-        await pool.submit(groups_of(range(43, 46)))
+        assert not draining.done()  # its rollouts were not taken yet
+        await pool.submit(portions_of(range(43, 46)))
         shards = await asyncio.to_thread(reports.wait, ids(range(43, 46)))
-        (leaves,) = set(owners) - {parts[0].worker for parts in shards.values()}
-        await _call(pool.workers[leaves].take.remote(owners[leaves], list(range(6))))
-        assert await removing == []
+        assert {parts[0].worker for parts in shards.values()} == set(pool.serving) == set(owners) - {leaves}
+        await _call(pool.workers[leaves].take.remote([(owners[leaves], list(range(6)))]))
+        await draining
+        failure = await pool.dismiss(leaves)
+        assert failure is not None
+        assert failure.groups == []
+        assert failure.leaving
         assert leaves not in pool.workers
         assert len(pool.workers) == 2
         with pytest.raises(GeneratorError, match="at least one must stay"):
-            await pool.remove(2)
+            pool.retire(2)
         await pool.drop(ids(range(40, 46)))
 
     asyncio.run(asyncio.wait_for(body(), 240))
@@ -340,7 +352,7 @@ def test_weights_arrive_between_steps_and_evaluation_uses_them(
     async def body(pool: GeneratorPool) -> None:
         (worker,) = pool.workers.values()
         with pytest.raises(EngineError, match="publish version 0"):
-            await pool.submit(groups_of(range(1)))
+            await pool.submit(portions_of(range(1)))
         learner = Learner(trained)
         await asyncio.to_thread(
             learner.publish,
@@ -382,7 +394,7 @@ def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, 
 
     async def body(pool: GeneratorPool) -> None:
         (worker,) = pool.workers.values()
-        await pool.submit(groups_of(range(3)))
+        await pool.submit(portions_of(range(3)))
         await pool.drop([GroupId(0, 0), GroupId(0, 2)])
         await _call(worker.abort.remote(GroupId(0, 1), [3, 4, 5]))
         shards = await asyncio.to_thread(reports.wait, [GroupId(0, 1)])
@@ -404,7 +416,7 @@ def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, 
 
 def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:
     async def body(pool: GeneratorPool) -> None:
-        await pool.submit(groups_of(range(4)))
+        await pool.submit(portions_of(range(4)))
         await asyncio.to_thread(reports.wait, ids(range(4)))
         assert await pool.check() == []
         name, handle = next(iter(pool.workers.items()))
@@ -412,7 +424,7 @@ def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: Make
         assert len(held) == 2
         os.kill((await _call(handle.ready.remote())).pid, signal.SIGKILL)
         # groups that are sent to it before anyone has noticed are reported with it; the other worker's go on
-        await pool.submit(groups_of(range(4, 8)))
+        await pool.submit(portions_of(range(4, 8)))
         rows = await pool.evaluate([prompt(row) for row in range(3)], SamplingParams(max_tokens=4), 1)
         assert [row.row for row in rows] == [0, 1, 2]
         (failure,) = await pool.check()
@@ -441,7 +453,7 @@ def test_a_hung_engine_is_found(make_config: MakeConfig, reports: Reports) -> No
     )
 
     async def body(pool: GeneratorPool) -> None:
-        await pool.submit(groups_of(range(1)))
+        await pool.submit(portions_of(range(1)))
         await asyncio.sleep(1.5)
         (failure,) = await pool.check()
         assert "hangs" in failure.cause
@@ -449,7 +461,7 @@ def test_a_hung_engine_is_found(make_config: MakeConfig, reports: Reports) -> No
         assert failure.groups == [GroupId(0, 0)]
         assert pool.workers == {}
         with pytest.raises(GeneratorError, match="no generator worker"):
-            await pool.submit(groups_of(range(1, 2)))
+            await pool.submit(portions_of(range(1, 2)))
 
     with_pool(config, reports.handle, body)
 
@@ -503,7 +515,7 @@ def test_a_dead_selector_surfaces(make_config: MakeConfig) -> None:
         ray.kill(selector)
         failures = []
         for row in range(60):
-            await pool.submit(groups_of(range(row, row + 1)))
+            await pool.submit(portions_of(range(row, row + 1)))
             await asyncio.sleep(0.2)
             if failures := await pool.check():
                 break

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pods_cluster.generation.rate import RateMeter
-from pods_cluster.generation.records import GeneratorError, GroupRequest, RolloutsGone
+from pods_cluster.generation.records import GeneratorError, GroupRequest
 from pods_cluster.generation.shards import Reporter, build_shard
 from pods_cluster.generation.store import RolloutStore
 from pods_cluster.types import FinishReason, GroupId, GroupShard, Prompt, Rollout, SamplingParams
@@ -35,19 +35,17 @@ def test_rollouts_are_held_until_taken() -> None:
     assert store.settle(rollout(0)) == 4
     assert (store.stored, store.stored_tokens) == (2, 6)
     assert [item.index for item in store.sample(GROUP)] == [0, 2]
-    with pytest.raises(RolloutsGone, match=r"0\.3\.0: rollouts \[1\] are not finished"):
-        store.take(GROUP, [0, 1])
-    assert [item.index for item in store.take(GROUP, [2, 0])] == [2, 0]
-    with pytest.raises(RolloutsGone):
-        store.take(GROUP, [2])
+    taken, missing = store.take(GROUP, [2, 1])
+    assert ([item.index for item in taken], missing) == ([2], [1])
+    taken, missing = store.take(GROUP, [2, 0])
+    assert ([item.index for item in taken], missing) == ([0], [2])
     assert store.groups() == [GROUP]
     assert store.settle(rollout(1)) == 4
     assert store.settle(rollout(3)) == 4
     store.take(GROUP, [1, 3])
     assert store.groups() == []
     assert store.stored == store.stored_tokens == 0
-    with pytest.raises(RolloutsGone, match="unknown here"):
-        store.take(GROUP, [1])
+    assert store.take(GROUP, [1]) == ([], [1])
 
 
 def test_what_nobody_wants_leaves_no_trace() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.hand_over import unpack
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.types import Invitation, WeightLoadError, WeightTransferError
@@ -441,16 +445,16 @@ def test_kept_rollouts_are_scored_afterwards(engine: VllmEngine) -> None:
 
     options, engine.options = engine.options, replace(engine.options, logprobs="rescore")
     try:
-        rollouts = run(engine, [request(0, index, temperature=1.0) for index in range(4)])
+        rollouts = run(engine, [request(0, index, temperature=0.7) for index in range(4)])
         assert all(rollout.logprobs is None for rollout in rollouts)
         rollouts[0].first_version = -1  # began under weights that are gone
-        engine.rescore(rollouts)
+        engine.rescore(rollouts, 0.7)
     finally:
         engine.options = options
     assert rollouts[0].logprobs is None
     for rollout in rollouts[1:]:
         assert rollout.logprobs == pytest.approx(
-            forced(build("tied"), rollout.prompt_ids, rollout.token_ids, 1.0), abs=1e-4
+            forced(build("tied"), rollout.prompt_ids, rollout.token_ids, 0.7), abs=1e-4
         )
 
 
@@ -541,7 +545,8 @@ def test_a_worker_generates_and_scores_with_it(engines: Engines, tmp_path: Path)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES | {"vocab_size": len(tokenizer)}, tie_word_embeddings=True)).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    worker = GeneratorWorker(config(folder, max_tokens=12), "test/generator/0")
+    # log-probabilities of the kept rollouts alone, made when they are taken
+    worker = GeneratorWorker(config(folder, max_tokens=12, logprobs="rescore"), "test/generator/0")
     try:
         info = worker.ready()
         assert info.engine == "vllm"
@@ -555,11 +560,13 @@ def test_a_worker_generates_and_scores_with_it(engines: Engines, tmp_path: Path)
             assert worker.stats().error is None
             assert time.monotonic() < end
             time.sleep(0.05)
-        rollouts = worker.take(group, range(8))
+        rewards = {rollout.index: (rollout.text, rollout.reward) for rollout in worker.sample(group)}
+        assert all(rollout.logprobs is None for rollout in worker.sample(group))
+        rollouts = unpack(worker.take([(group, range(8))]))
         for rollout in rollouts:
             assert rollout.logprobs == pytest.approx(forced(model, prompt.token_ids, rollout.token_ids, 1.0), abs=1e-4)
             text = tokenizer.decode(rollout.token_ids, skip_special_tokens=True)
-            assert rollout.reward == (float(text[0].isdigit()) if text else None)
+            assert rewards[rollout.index] == (text, float(text[0].isdigit()) if text else None)
         [row] = worker.evaluate([prompt], SamplingParams(max_tokens=12, logprobs=False), 0)
         assert row.version == 0
         assert len(row.samples) == 1
@@ -567,3 +574,23 @@ def test_a_worker_generates_and_scores_with_it(engines: Engines, tmp_path: Path)
         assert scores == pytest.approx(rollouts[0].logprobs, abs=1e-4)
     finally:
         worker.shutdown()
+
+
+def test_a_torchvision_of_another_torch_is_named_with_the_fix(tmp_path: Path) -> None:
+    broken = tmp_path / "torchvision"
+    broken.mkdir()
+    (broken / "__init__.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")\n')
+    (tmp_path / "torchvision-0.27.0.dist-info").mkdir()
+    (tmp_path / "torchvision-0.27.0.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.27.0\n")
+    code = (
+        "from pods_cluster.generation import vllm_compat\n"
+        "vllm_compat.prepare_environment(process=False, threads=1)\n"
+        "vllm_compat.import_vllm()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "EngineError" in done.stderr
+    assert "pip uninstall torchvision torchaudio torchcodec" in done.stderr

@@ -12,7 +12,8 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pods_cluster.learning.group import LearnerError, LearnerGroup
+from pods_cluster.generation.hand_over import pack
+from pods_cluster.learning.group import LearnerError, LearnerGroup, ResizeError
 from pods_cluster.types import GroupId, Locator
 
 from .support import WORKER, OneBigBatch, config_for, make_step, true_log_probs
@@ -22,7 +23,7 @@ PROBE = [((4, 5, 6), (7, 8, 9)), ((4, 5), (10, 11, 2))]
 
 
 class Holder:
-    """Keeps one step's rollouts as a generator worker does: `take` hands over all that is asked, or refuses."""
+    """Keeps one step's rollouts as a generator worker does: `take` hands over what is here and names the rest."""
 
     def __init__(self):
         self.held = {}
@@ -30,12 +31,10 @@ class Holder:
     def put(self, rollouts):
         self.held = {(locator.group, locator.index): rollout for locator, rollout in rollouts.items()}
 
-    def take(self, group, indices):
-        group = GroupId(*group)
-        absent = [index for index in indices if (group, index) not in self.held]
-        if absent:
-            raise KeyError(f"rollouts {absent} of {group} are not here")
-        return [self.held.pop((group, index)) for index in indices]
+    def take(self, wanted):
+        keys = [(GroupId(*group), index) for group, indices in wanted for index in indices]
+        absent = {key: "not here" for key in keys if key not in self.held}
+        return pack([self.held.pop(key) for key in keys if key in self.held], absent)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +157,40 @@ async def two_phases_and_resume(config, holder, model_folder, folder):
 def test_two_phases_resume_and_a_dead_rank(holder, model_folder, tmp_path):
     config = config_for(model_folder, workers=2, zero_stage=2, warmup_steps=2, top={"selector": {"min_valid": 3}})
     asyncio.run(two_phases_and_resume(config, holder, model_folder, tmp_path))
+
+
+class NoSecondRank(LearnerGroup):
+    """A group on a cluster where a second rank never comes up."""
+
+    async def start(self):
+        if self.workers == 2:
+            raise LearnerError("no room")
+        return await super().start()
+
+
+def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_folder, tmp_path):
+    config = config_for(model_folder, top={"run": {"name": "no-second"}})
+
+    async def change():
+        group = NoSecondRank(config)
+        await group.start()
+        try:
+            selections, _ = await give(holder, 0)
+            await group.train(selections, 0)
+            before, names = await group.score(PROBE, 0.8), group.names
+            with pytest.raises(ResizeError, match=r"2 learner rank\(s\) could not start \(no room\); 1 go on"):
+                await group.resize(2, tmp_path / "state")
+            assert await group.score(PROBE, 0.8) == before
+            assert group.workers == 1
+            assert group.names != names  # another process with the same state
+            selections, _ = await give(holder, 1)
+            assert (await group.train(selections, 1)).updates == 1
+            with pytest.raises(LearnerError, match=r"9 more learner rank\(s\) were not placed within 1 s"):
+                await group.reserve(10, 1.0)
+        finally:
+            await group.close()
+
+    asyncio.run(change())
 
 
 def test_starts_where_no_compiler_is(cluster, model_folder, tmp_path):

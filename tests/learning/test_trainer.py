@@ -73,28 +73,67 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
     assert all(result.largest_microbatch <= config.learner.tokens_per_microbatch for result in results)
 
 
-def test_lora_trains_adapters_alone_and_sends_merged_weights(one_rank, model_folder, tmp_path):
+@pytest.mark.parametrize("stage", [2, 3])
+def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, model_folder, tmp_path, stage):
+    import peft
+
     from pods_cluster.learning import checkpoint
 
-    config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, kl={"coefficient": 0.1}, zero_stage=2)
+    config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, kl={"coefficient": 0.1}, zero_stage=stage)
     trainer, results = run(config)
     base = dict(AutoModelForCausalLM.from_pretrained(model_folder).named_parameters())
-    sent = weights_of(trainer)
-    assert sent.keys() == base.keys()
-    changed = {name for name, tensor in sent.items() if not torch.equal(tensor, base[name])}
-    assert changed == {name for name in base if "_proj.weight" in name}
+    merged = weights_of(trainer)
+    assert merged.keys() == base.keys()
+    adapted = {name for name in base if "_proj.weight" in name}
+    assert {name for name, tensor in merged.items() if not torch.equal(tensor, base[name])} == adapted
+
+    specs = trainer.sent.specs()
+    factors = trainer.sent.gather(0, len(specs))
+    sent = {(spec.factor.weight, spec.factor.side): tensor for spec, tensor in zip(specs, factors, strict=True)}
+    assert all(tuple(t.shape) == spec.shape for spec, t in zip(specs, factors, strict=True))
+    assert {weight for weight, _ in sent} == adapted
+    for weight in adapted:
+        expected = base[weight] + 2.0 * sent[weight, "B"] @ sent[weight, "A"]  # alpha / rank
+        torch.testing.assert_close(merged[weight], expected.detach())
+    assert sum(spec.nbytes for spec in specs) == sum(4 * 4 * sum(base[name].shape) for name in adapted)
+    whole = config_for(model_folder, lora={"rank": 4, "alpha": 8, "send": "merged"}, zero_stage=stage)
+    assert (config.sends_adapter, whole.sends_adapter) == (True, False)
     assert trainer.trainable < trainer.parameters / 4
     assert results[0].sums.sums["kl"] == pytest.approx(0.0, abs=1e-4)  # adapters start at nothing …
     assert results[1].sums.sums["kl"] > 1e-3  # … and the reference is the base model
 
     checkpoint.export(trainer, tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    adapter = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "export" / "adapter"
+    )
     _, rollouts = make_step(5)
     held = list(rollouts.values())[:5]
     scores = trainer.score([(r.prompt_ids, r.token_ids) for r in held], 0.8)
-    for rollout, score in zip(held, scores, strict=True):
-        torch.testing.assert_close(torch.tensor(score), true_log_probs(exported, rollout, 0.8), rtol=1e-4, atol=1e-4)
-    assert (tmp_path / "export" / "adapter" / "adapter_model.safetensors").is_file()
+    for loaded in (exported, adapter):
+        for rollout, score in zip(held, scores, strict=True):
+            torch.testing.assert_close(torch.tensor(score), true_log_probs(loaded, rollout, 0.8), rtol=1e-4, atol=1e-4)
+
+
+def test_a_bfloat16_model_is_merged_in_float32_and_then_cast(one_rank, model_folder, tmp_path):
+    from pods_cluster.learning import checkpoint
+
+    config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, top={"model": {"dtype": "bfloat16"}})
+    trainer, _ = run(config)
+    checkpoint.export(trainer, tmp_path / "export")
+    exported = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "export").named_parameters())
+    base = dict(load_model(config.model).named_parameters())
+    specs = trainer.sent.specs()
+    factors = {
+        (spec.factor.weight, spec.factor.side): tensor.float()
+        for spec, tensor in zip(specs, trainer.sent.gather(0, len(specs)), strict=True)
+    }
+    for weight in {weight for weight, _ in factors}:
+        total = base[weight].detach().float() + 2.0 * factors[weight, "B"] @ factors[weight, "A"]
+        assert exported[weight].dtype == torch.bfloat16
+        rounded = (exported[weight].float() - total).abs() <= total.abs() * 2**-8  # half a bfloat16 step, and the sum's
+        assert rounded.all(), weight
+        assert not torch.equal(exported[weight], base[weight])
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -169,6 +208,10 @@ def test_errors_name_the_field(model_folder, tmp_path):
     config = config_for(model_folder, lora={"target_modules": ["no_such_layer"]})
     with pytest.raises(ModelError, match=r"learner\.lora\.target_modules"):
         prepare(load_model(config.model), config.learner)
+    for tied in ("embed_tokens", "lm_head"):
+        config = config_for(model_folder, lora={"target_modules": ["q_proj", tied]})
+        with pytest.raises(ModelError, match=rf"{tied} shares its weight with another layer"):
+            prepare(load_model(config.model), config.learner)
 
 
 def test_correction_is_on_where_numerics_or_versions_can_differ(model_folder):

@@ -28,7 +28,7 @@ def cluster() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
     yield
     ray.shutdown()
 

@@ -34,7 +34,10 @@ class Made:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("made")
+    return made_in(tmp_path_factory.mktemp("made"))
+
+
+def made_in(folder: Path) -> Made:
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     model = build_model(ModelSize(), tokenizer, seed=0)

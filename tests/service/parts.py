@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.config import Config, parse_config
+from pods_cluster.generation.placement import NoRoom
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.generation.records import EvalRow, Failure
-from pods_cluster.learning.group import StepResult
+from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, Portion
+from pods_cluster.learning.group import LearnerError, ResizeError, StepResult
 from pods_cluster.selection.assembly import SelectorCore
 from pods_cluster.selection.group import SelectorSettings
 from pods_cluster.selection.registry import resolve
+from pods_cluster.selection.stopping import Orders
+from pods_cluster.service.settling import settling_of
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 
@@ -78,15 +83,20 @@ class CoreSelector:
                 selector.min_valid,
                 selector.no_signal,
                 config.learner.advantage.scope,
+                settling_of(config),
             )
         )
         self.staleness = config.staleness
 
-    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> None:
-        for group, size in groups:
-            self.core.expect(group, size)
+    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
+        return [self.core.expect(group, size) for group, size in groups]
+
+    async def orders(self, timeout: float) -> Orders:
+        await asyncio.sleep(0.0005)
+        return self.core.orders()
 
     async def collect(self, want: int, version: int, timeout: float) -> Any:
+        await asyncio.sleep(0)  # a call to another process lets others go on
         return self.core.collect(want, version, self.staleness)
 
     async def mark_lost(self, worker: str) -> None:
@@ -99,8 +109,80 @@ class CoreSelector:
 Rewards = Callable[[GroupId, int], float]
 
 
+class Membership:
+    """Workers that come and go at once, as far as there is `room` for them in all; `faulty` ones fail to start."""
+
+    def __post_init__(self) -> None:
+        self.handles: dict[str, Any] = {"loop/generator/0": object()}
+        self.room = 99
+        self.faulty = 0
+        self.newcomers: dict[str, str] = {}
+        self.retired: set[str] = set()
+        self.drained = asyncio.Event()
+        self.unfinished: dict[str, list[GroupId]] = {}
+        self.count = 1
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        return self.handles
+
+    @property
+    def serving(self) -> list[str]:
+        return [name for name in self.handles if name not in self.retired]
+
+    def states(self) -> dict[str, tuple[str, Any]]:
+        there = {name: ("leaving" if name in self.retired else "serving", None) for name in self.handles}
+        return there | {name: (state, None) for name, state in self.newcomers.items()}
+
+    async def prepare(self, placement: float) -> str:
+        name = f"loop/generator/{self.count}"
+        self.count += 1
+        self.newcomers[name] = "waiting for room"
+        try:
+            async with asyncio.timeout(placement):
+                while len(self.handles) + sum(s != "waiting for room" for s in self.newcomers.values()) >= self.room:
+                    await asyncio.sleep(0.001)
+            self.newcomers[name] = "starting"
+            await asyncio.sleep(0.001)
+            if self.faulty:
+                self.faulty -= 1
+                raise GeneratorError(f"{name} could not start: no such model")
+        except BaseException as error:
+            del self.newcomers[name]
+            if isinstance(error, TimeoutError):
+                raise NoRoom(f"{name} was not placed") from None
+            raise
+        self.newcomers[name] = "ready"
+        return name
+
+    def newcomer(self, name: str) -> Any:
+        return name
+
+    def admit(self, name: str) -> None:
+        assert self.newcomers.pop(name) == "ready"
+        self.handles[name] = object()
+
+    def withdraw(self, name: str) -> None:
+        self.newcomers.pop(name, None)
+
+    def retire(self, count: int) -> list[str]:
+        leaving = self.serving[-count:]
+        assert len(self.serving) > count
+        self.retired.update(leaving)
+        return leaving
+
+    async def drain(self, name: str, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.drained.wait(), timeout)
+
+    async def dismiss(self, name: str) -> Failure | None:
+        del self.handles[name]
+        self.retired.discard(name)
+        return Failure(name, "left", self.unfinished.pop(name, []), leaving=True)
+
+
 @dataclass
-class Pool:
+class Pool(Membership):
     """Finishes every group at once with `rewards(group, index)`, except those that `hold` says to keep unfinished."""
 
     selector: CoreSelector
@@ -108,34 +190,35 @@ class Pool:
     rewards: Rewards
     hold: Callable[[GroupId], bool] = lambda group: False
     version: int = -1
-    handles: dict[str, Any] = field(default_factory=lambda: {"loop/generator/0": object()})
     failures: list[Failure] = field(default_factory=list)
     dropped: list[GroupId] = field(default_factory=list)
     held: list[GroupId] = field(default_factory=list)
     submitted: dict[GroupId, int] = field(default_factory=dict)
+    portions: list[Portion] = field(default_factory=list)
 
-    @property
-    def workers(self) -> dict[str, Any]:
-        return self.handles
-
-    async def submit(self, groups: Sequence[tuple[GroupId, Prompt]]) -> None:
-        for group, _ in groups:
+    async def submit(self, portions: Sequence[Portion]) -> None:
+        self.portions.extend(portions)
+        for portion in portions:
+            group = portion.group
             self.submitted[group] = self.version
             if self.hold(group):
                 self.held.append(group)
             else:
-                self.finish(group)
+                self.finish(group, range(portion.start, portion.stop))
 
-    def finish(self, group: GroupId) -> None:
-        n = self.size
+    async def abort(self, groups: Sequence[GroupId]) -> None:
+        raise AssertionError(f"{groups}: nothing is unfinished here")
+
+    def finish(self, group: GroupId, indices: range) -> None:
+        n = len(indices)
         self.selector.core.add(
             GroupShard(
                 group,
                 next(iter(self.handles)),
-                n,
+                self.size,
                 2,
-                np.arange(n, dtype=np.int32),
-                np.array([self.rewards(group, index) for index in range(n)], dtype=np.float64),
+                np.array(indices, dtype=np.int32),
+                np.array([self.rewards(group, index) for index in indices], dtype=np.float64),
                 np.full(n, 3, dtype=np.int32),
                 np.full(n, self.submitted[group], dtype=np.int32),
                 np.full(n, self.submitted[group], dtype=np.int32),
@@ -185,6 +268,39 @@ class Learners:
     lose: Callable[[GroupId], bool] = lambda group: False
     steps: list[list[Selection]] = field(default_factory=list)
     loaded: Path | None = None
+    workers: int = 1
+    room: int = 99
+    resized: list[tuple[int, int]] = field(default_factory=list)
+    """(step, ranks) of each change; a size in `impossible` cannot be started, one in `fatal` loses the group."""
+    impossible: frozenset[int] = frozenset()
+    fatal: frozenset[int] = frozenset()
+    reserved: int = 0
+
+    @property
+    def handles(self) -> list[str]:
+        return [f"{len(self.resized)}/{rank}" for rank in range(self.workers)]
+
+    async def reserve(self, workers: int, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while workers > self.room:
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            raise LearnerError(f"{workers - self.workers} more learner rank(s) were not placed") from None
+        self.reserved = workers - self.workers
+
+    def release(self) -> None:
+        self.reserved = 0
+
+    async def resize(self, workers: int, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.reserved = 0
+        if workers in self.fatal:
+            raise LearnerError("neither size starts")
+        if workers in self.impossible:
+            raise ResizeError(f"{workers} learner rank(s) could not start; {self.workers} go on")
+        self.workers = workers
+        self.resized.append((len(self.steps), workers))
 
     async def train(self, selections: list[Selection], step: int) -> StepResult:
         self.steps.append(list(selections))
@@ -224,6 +340,8 @@ class Publisher:
     pool: Pool
     fails: Callable[[int, str], bool] = lambda version, worker: False
     published: list[int] = field(default_factory=list)
+    ranks: list[str] = field(default_factory=list)
+    open: bool = True
 
     async def publish(self, version: int, workers: Mapping[str, Any]) -> PublishReport:
         self.published.append(version)
@@ -233,3 +351,9 @@ class Publisher:
 
     async def catch_up(self, version: int, name: str, worker: Any) -> PublishReport:
         return PublishReport(version, 0.01, 100, {}, True, 1)
+
+    async def close(self) -> None:
+        self.open = False
+
+    async def follow(self, ranks: Sequence[Any]) -> None:
+        self.open, self.ranks = True, list(ranks)

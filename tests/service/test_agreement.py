@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pods_cluster.config import Config, load_config
 from pods_cluster.data import load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.generation.records import Portion
 from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.service.demo import CONFIG
@@ -35,9 +36,9 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize(("zero_stage", "ranks"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("zero_stage", "ranks", "lora"), [(1, 1, None), (3, 2, None), (2, 2, "{rank: 8, alpha: 8}")])
 def test_after_updates_engine_and_learner_are_one_model(
-    cluster: None, made: Made, tmp_path: Path, zero_stage: int, ranks: int
+    cluster: None, made: Made, tmp_path: Path, zero_stage: int, ranks: int, lora: str | None
 ):
     reward = Path(__file__).parent / "rewards.py"
     config = load_config(
@@ -48,6 +49,7 @@ def test_after_updates_engine_and_learner_are_one_model(
             f"reward.0.name={reward}:even_digits",
             f"learner.workers={ranks}",
             f"learner.zero_stage={zero_stage}",
+            f"learner.lora={lora or 'null'}",
             "learner.prompts_per_step=4",
             "learner.learning_rate=1e-3",
             "generator.workers=2",
@@ -77,8 +79,9 @@ async def _check(config: Config, export: Path) -> None:
         for step in range(2):
             prompts = stream.next(config.learner.prompts_per_step)
             groups = [(GroupId(prompt.epoch, prompt.row), prompt) for prompt in prompts]
-            await handle.expect([(group, config.generator.rollouts_per_prompt) for group, _ in groups])
-            await pool.submit(groups)
+            size = config.generator.rollouts_per_prompt
+            await handle.expect([(group, size) for group, _ in groups])
+            await pool.submit([Portion(group, prompt, size, 0, size) for group, prompt in groups])
             selections: list[Any] = []
             while len(selections) < len(groups):
                 selections += (await handle.collect(len(groups) - len(selections), step, 30.0)).selections
@@ -87,7 +90,14 @@ async def _check(config: Config, export: Path) -> None:
             assert result.trained_rollouts == len(groups) * config.selector.keep
             # The engine's log-probabilities are the learner's: same weights, same temperature, same tokens.
             assert result.metrics["sampling/sampling_logp_difference/max"] < 1e-4
-            assert not (await broadcaster.publish(step + 1, pool.workers)).failed
+            report = await broadcaster.publish(step + 1, pool.workers)
+            assert not report.failed
+        if config.sends_adapter:
+            whole = sum(spec.nbytes for spec in await learners.handles[0].weights_specs.remote())
+            assert report.nbytes == whole < _bytes(config.model.path) / 2
+            # A newcomer has only what model.path holds; the adapter makes it one of the others.
+            name = await pool.replace(next(iter(pool.workers)))
+            assert not (await broadcaster.catch_up(2, name, pool.workers[name])).failed
         sent = await asyncio.gather(*(rank.weights_fingerprints.remote() for rank in learners.handles))
         for worker in pool.workers.values():
             assert difference(sent[0], await worker.fingerprints.remote()) == ""
@@ -102,6 +112,11 @@ async def _check(config: Config, export: Path) -> None:
         await pool.close()
         await learners.close()
         ray.kill(selector)
+
+
+def _bytes(path: str) -> int:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return sum(4 * parameter.numel() for parameter in model.parameters())
 
 
 async def _equals_fresh_load(pool: GeneratorPool, stream: Any, export: Path) -> None:

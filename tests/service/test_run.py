@@ -108,6 +108,37 @@ def test_replacements_are_bounded_and_a_run_without_signal_ends(tmp_path: Path):
     assert loop.learners.steps == []
 
 
+def test_waves_issue_what_is_needed_and_say_what_was_saved(tmp_path: Path):
+    config = loop_config("run.steps=2", "selector.settle=waves", "selector.waves=2")
+    # row 1 needs its second portion, the others are settled by the first
+    loop = Loop(config, tmp_path, lambda group, index: float(index > 4 if group.row == 1 else index % 2))
+    loop.main()
+    assert sorted(loop.trained_rows()) == list(range(8))
+    issued = [(portion.group.row, portion.start, portion.stop) for portion in loop.pool.portions]
+    assert [portion for portion in issued if portion[1]] == [(1, 4, 8)]
+    record = loop.folder.read_metrics()[0]
+    assert record["groups/settled"] == 3
+    assert record["groups/settled_share"] == 0.75
+    assert record["rollouts/unissued"] == 12
+    assert record["tokens/saved"] == 36
+    assert record["rollouts/generated"] == 20
+    assert record["tokens/sampled"] == 60
+    assert record["reward/settled"] == 0.5
+    assert record["reward/uncensored"] == 6 / 16
+    assert [selection.settled for selection in loop.learners.steps[0]].count(True) == 3
+
+
+def test_what_attends_to_the_generators_fails_the_run(tmp_path: Path):
+    loop = Loop(loop_config("selector.settle=waves", "selector.waves=2"), tmp_path)
+
+    async def orders(timeout: float) -> Any:
+        raise ValueError("a report to the selector failed")
+
+    loop.selector.orders = orders  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a report to the selector failed"):
+        loop.main()
+
+
 def test_missing_rewards_never_train(tmp_path: Path):
     def rewards(group: GroupId, index: int) -> float:
         if group.row == 0 and index < 6:

@@ -69,7 +69,7 @@ def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}.items():
             patch.setenv(name, value)
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
         cluster = Cluster()
         try:
             yield cluster

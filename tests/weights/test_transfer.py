@@ -261,12 +261,14 @@ def test_groups_leave_no_threads_and_no_sockets_behind():
             time.sleep(0.02)
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
-    counts = []
-    for _ in range(4):
+    rounds, counts = 6, []
+    for _ in range(rounds):
         test_both_ends_hold_the_same(2)
         counts.append(settled())
-    assert counts[-1][0] <= counts[0][0], counts
-    assert counts[-1][1] <= counts[0][1] + 3, counts  # pools of torch may still grow by a little
+    # A leak is at least one a round; single ones come and go with torch's own pools.
+    (sockets, threads), (sockets_after, threads_after) = counts[0], counts[-1]
+    assert sockets_after - sockets < rounds - 1, counts
+    assert threads_after - threads < rounds - 1, counts
 
 
 # Deaths and standstills.

@@ -29,7 +29,7 @@ export async function manage(page) {
   const dialog = $("dialog");
   const run = page.run;
   const told = h("p", { class: "told", role: "status" });
-  const status = h("div", { class: "faint" }, "Asking the run …");
+  const status = h("div", { class: "faint", id: "live" }, "Asking the run …");
   const field = (label, value) => {
     const input = h("input", { type: "number", min: 1, max: 4096, value, "aria-label": label });
     return [input, h("label", {}, label, input)];
@@ -53,14 +53,19 @@ export async function manage(page) {
     stop.textContent = "Stop it: are you sure?";
     setTimeout(() => { delete stop.dataset.sure; stop.textContent = "Stop the run"; }, 4000);
   } }, "Stop the run");
+  let touched = false;
+  for (const input of [generators, learners]) input.addEventListener("input", () => { touched = true; });
   const refresh = async () => {
     try {
       page.liveStatus = await get(`${runPath(run)}/live`);
       const live = page.liveStatus;
+      if (!touched && live.target_generators) [generators.value, learners.value] = [live.target_generators, live.target_learners];
       status.textContent = ["alive", live.step === null ? null : `step ${number(live.step)}`, live.generators === null ? null : `${live.generators} generators`,
         live.learners === null ? null : `${live.learners} learners`, live.note, live.stopping && `stopping: ${live.stopping}`].filter(Boolean).join(" · ");
     } catch (error) { page.liveStatus = null; status.textContent = error.message; }
   };
+  const timer = setInterval(refresh, 1500);  // a change takes its time: it is watched while the dialog is open
+  dialog.addEventListener("close", () => clearInterval(timer), { once: true });
   replace(dialog, h("form", { method: "dialog" }, h("h2", {}, `Manage ${run}`), status,
     h("fieldset", {}, h("legend", {}, "Pools"), generatorLabel, learnerLabel,
       h("button", { class: "button primary", type: "button", onclick: () => ask("scale", { generators: Number(generators.value), learners: Number(learners.value) }) }, "Scale")),

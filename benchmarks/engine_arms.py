@@ -1,0 +1,93 @@
+"""What `engine.py` measures: models' shapes and arms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+    "initializer_range": 0.02,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "3b": {
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+    },
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 512,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`engines` share the card, each with its part of the sequences. `prompts`: how many different ones (0: all)."""
+
+    about: str
+    engines: int = 1
+    front_end: bool = False
+    n: int = 1
+    prompts: int = 0
+    logprobs: bool = False
+    rescore: float = 0.0
+    collect: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+ARMS: dict[str, Arm] = {
+    "llm": Arm("vLLM's LLM class, each sequence a request", front_end=True),
+    "llm-logprobs": Arm("the same with logprobs=0", front_end=True, logprobs=True),
+    "llm-64": Arm("vLLM's LLM class, n = 64 a prompt", front_end=True, n=64),
+    "llm-64-logprobs": Arm("the same with logprobs=0", front_end=True, n=64, logprobs=True),
+    "core": Arm("this engine: the core without vLLM's front end"),
+    "core-logprobs": Arm("log-probabilities of every sampled token", logprobs=True),
+    "core-rescore": Arm("log-probabilities of a quarter, by a second look", rescore=0.25),
+    "core-64": Arm("64 sequences a prompt", prompts=-64),
+    "core-64-logprobs": Arm("64 sequences a prompt, with log-probabilities", prompts=-64, logprobs=True),
+    "core-unseeded": Arm("one random stream for the engine", options={"seeded": "engine"}),
+    "core-sync": Arm("without asynchronous scheduling", options={"async_scheduling": False}),
+    "core-graph512": Arm("graphs captured up to 512 sequences", options={"max_cudagraph_capture_size": 512}),
+    "core-nostats": Arm("without the scheduler's statistics", options={"disable_log_stats": True}),
+    "core-noprefix": Arm("without prefix caching", options={"enable_prefix_caching": False}),
+    "core-nogc": Arm("without garbage collection", collect=False),
+    "core-eager": Arm("without graphs", options={"enforce_eager": True}),
+    "process": Arm("the core in a process of its own", options={"process": True}),
+    "process-logprobs": Arm("the same with log-probabilities", logprobs=True, options={"process": True}),
+}
+for _count, _word in ((2, "two"), (3, "three"), (4, "four"), (6, "six"), (8, "eight")):
+    ARMS[_word] = Arm(f"{_count} engines share the card", engines=_count)
+    ARMS[f"{_word}-logprobs"] = Arm(f"{_count} engines, with log-probabilities", engines=_count, logprobs=True)
+    ARMS[f"{_word}-64-logprobs"] = Arm(
+        f"{_count} engines, 64 sequences a prompt, with log-probabilities", engines=_count, prompts=-64, logprobs=True
+    )
+    ARMS[f"{_word}-rescore"] = Arm(f"{_count} engines, a quarter scored again", engines=_count, rescore=0.25)
+    ARMS[f"{_word}-process"] = Arm(f"{_count} engines, cores apart", engines=_count, options={"process": True})

@@ -1,0 +1,199 @@
+"""Who belongs to the generator pool: workers come, serve, drain and leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pods_cluster.config import Config
+from pods_cluster.generation.placement import (
+    ANSWER_SECONDS,
+    create_worker,
+    kill,
+    quietly,
+    worker_placed,
+    worker_started,
+)
+from pods_cluster.generation.records import Failure, GeneratorError, WorkerInfo
+from pods_cluster.names import actor_name
+from pods_cluster.types import GroupId
+
+CLOSE_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there."""
+
+    handle: Any
+    info: WorkerInfo
+    load: dict[GroupId, int] = field(default_factory=dict)
+    groups: set[GroupId] = field(default_factory=set)
+    draining: bool = False
+    unanswered: int = 0
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    """A worker that does not serve yet; without `info` it has not started, without `placed` it waits for room."""
+
+    handle: Any
+    placed: bool = False
+    info: WorkerInfo | None = None
+
+
+class PoolMembers:
+    """The membership of a pool of workers `<run>/generator/<i>`; no index is given twice.
+
+    A newcomer is prepared (it has started), then admitted (it serves); one that leaves is retired (it gets no new
+    groups), drained, then dismissed. Only `admit` and `dismiss` change who gets weights.
+    """
+
+    def __init__(self, config: Config, selector: Any, actor_options: Mapping[str, Any] | None) -> None:
+        self.config = config
+        self._selector = selector
+        self._options = dict(actor_options or {})
+        self._members: dict[str, Member] = {}
+        self._newcomers: dict[str, _Newcomer] = {}
+        self._next = 0
+        self._replaced = 0
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """Handles of the workers that serve, by name; those that drain among them."""
+        return {name: member.handle for name, member in self._members.items()}
+
+    @property
+    def serving(self) -> list[str]:
+        """Workers that take new groups."""
+        return [name for name, member in self._members.items() if not member.draining]
+
+    def states(self) -> dict[str, tuple[str, WorkerInfo | None]]:
+        """State in words and what is known of every worker, newcomers included."""
+        states: dict[str, tuple[str, WorkerInfo | None]] = {}
+        for name, member in self._members.items():
+            states[name] = ("failed" if member.failure else "leaving" if member.draining else "serving", member.info)
+        for name, newcomer in self._newcomers.items():
+            states[name] = ("ready" if newcomer.info else "starting" if newcomer.placed else "waiting for room",
+                            newcomer.info)  # fmt: skip
+        return states
+
+    async def start(self) -> None:
+        """Start all workers and wait for their engines. Raises GeneratorError with the cause; none is left then."""
+        await self.add(self.config.generator.workers)
+
+    async def add(self, count: int = 1) -> list[str]:
+        """Start `count` more workers, without published weights. Raises GeneratorError; none of them is left then."""
+        placement = self.config.cluster.placement_timeout
+        names = [self._name() for _ in range(count)]
+        starts = [asyncio.ensure_future(self._prepare(name, placement)) for name in names]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            for name in names:
+                self.withdraw(name)
+            raise
+        for name in names:
+            self.admit(name)
+        return names
+
+    async def prepare(self, placement: float) -> str:
+        """Start one worker that does not serve yet; its name. It may wait `placement` seconds for room.
+
+        Raises NoRoom and GeneratorError. Cancelled, or failed, it leaves nothing behind.
+        """
+        name = self._name()
+        await self._prepare(name, placement)
+        return name
+
+    def newcomer(self, name: str) -> Any:
+        """Handle of a prepared worker."""
+        return self._newcomers[name].handle
+
+    def admit(self, name: str) -> None:
+        """A prepared worker serves from now on."""
+        newcomer = self._newcomers.pop(name)
+        assert newcomer.info is not None
+        self._members[name] = Member(newcomer.handle, newcomer.info)
+
+    def withdraw(self, name: str) -> None:
+        """End a newcomer."""
+        newcomer = self._newcomers.pop(name, None)
+        if newcomer is not None:
+            kill(newcomer.handle)
+
+    def retire(self, count: int) -> list[str]:
+        """The `count` least loaded workers get no new groups any more; their names. At least one stays.
+
+        Raises GeneratorError.
+        """
+        serving = self.serving
+        if not 0 < count < len(serving):
+            raise GeneratorError(f"retire: {count} of {len(serving)} workers: at least one must stay")
+        leaving = sorted(serving, key=lambda name: sum(self._members[name].load.values()))[:count]
+        for name in leaving:
+            self._members[name].draining = True
+        return leaving
+
+    async def drain(self, name: str, timeout: float) -> None:
+        """Wait until every rollout of a retired worker was taken or dropped, it died, or `timeout` seconds passed."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        left = await quietly(member.handle.drain.remote(timeout), timeout + ANSWER_SECONDS)
+        if left is not None:
+            member.groups = {GroupId(*group) for group in left}
+
+    async def dismiss(self, name: str) -> Failure | None:
+        """End a retired worker. What it still had is in the failure; None when it is gone already."""
+        member = self._members.get(name)
+        if member is None:
+            return None  # it failed meanwhile, and was reported
+        await quietly(member.handle.shutdown.remote(), CLOSE_SECONDS)
+        if name not in self._members:
+            return None
+        return self._discard(name, "left the pool before its rollouts were taken")
+
+    async def replace(self, worker: str) -> str:
+        """Start a worker in place of one that `check` or `fail` reported; returns its name. It holds no weights yet."""
+        if worker in self._members:
+            self._discard(worker, "replaced")
+        (name,) = await self.add(1)
+        self._replaced += 1
+        return name
+
+    async def close(self) -> None:
+        """End all workers."""
+        for name in list(self._newcomers):
+            self.withdraw(name)
+        members, self._members = self._members, {}
+        calls = [quietly(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
+        await asyncio.gather(*calls)
+        for member in members.values():
+            kill(member.handle)
+
+    async def _prepare(self, name: str, placement: float) -> None:
+        try:
+            handle = create_worker(self.config, name, self._selector, self._options)
+            newcomer = self._newcomers[name] = _Newcomer(handle)
+            await worker_placed(self.config, name, handle, placement)
+            newcomer.placed = True
+            newcomer.info = await worker_started(self.config, name, handle)
+        except BaseException:
+            self.withdraw(name)
+            raise
+
+    def _name(self) -> str:
+        index, self._next = self._next, self._next + 1
+        return actor_name(self.config.run.name, "generator", index)
+
+    def _discard(self, name: str, reason: str) -> Failure:
+        member = self._members.pop(name)
+        kill(member.handle)
+        return Failure(name, reason, sorted(member.groups), leaving=member.draining)

@@ -1,0 +1,190 @@
+"""Which pool waits for which, and what would keep both busy: a step's seconds from the rates of its stages (pure).
+
+A step generates P x n rollouts and trains P x m of them. With staleness 0 the stages take turns; above, generation and
+update go on at the same time and the slower one sets the pace. New weights hold up both pools either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from pods_cluster.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured or given: completion tokens a second of one saturated generator worker and of one learner rank
+    (fetching included), seconds of one publish, mean completion tokens of all and of kept rollouts.
+
+    Raises ValueError naming the rate for one that is not above 0.
+    """
+
+    generate: float
+    update: float
+    sync_seconds: float
+    length: float
+    kept_length: float
+
+    def __post_init__(self) -> None:
+        for name, option in (("generate", "--generate-rate"), ("update", "--update-rate"), ("length", "--length"),
+                             ("kept_length", "--kept-length")):  # fmt: skip
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{option}: {value:g} must be a number above 0")
+        if not (math.isfinite(self.sync_seconds) and self.sync_seconds >= 0):
+            raise ValueError(f"--sync-seconds: {self.sync_seconds:g} must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a step asks for (P, n, m, k), and the pools: generator workers of `gpus_per_worker` cards each, ranks."""
+
+    prompts: int
+    rollouts: float
+    keep: int
+    staleness: int
+    generators: int
+    ranks: int
+    gpus_per_worker: int = 1
+
+    @classmethod
+    def of(cls, config: Config) -> Shape:
+        return cls(
+            prompts=config.learner.prompts_per_step,
+            rollouts=config.generator.rollouts_per_prompt,
+            keep=config.selector.keep,
+            staleness=config.staleness,
+            generators=config.generator.workers,
+            ranks=config.learner.workers,
+            gpus_per_worker=config.generator.tensor_parallel,
+        )
+
+    @property
+    def cards(self) -> int:
+        return self.generators * self.gpus_per_worker + self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds of one step by stage and in all, and the share of it in which each pool has nothing to do.
+
+    `balanced_rollouts` is the n (not below m) at which generating takes as long as updating; `balanced_generators` the
+    number of workers (a fraction) at which it does.
+    """
+
+    shape: Shape
+    generate: float
+    update: float
+    sync: float
+    step: float
+    balanced_rollouts: int
+    balanced_generators: float
+
+    @property
+    def generator_idle(self) -> float:
+        return 1.0 - self.generate / self.step
+
+    @property
+    def learner_idle(self) -> float:
+        return 1.0 - self.update / self.step
+
+    @property
+    def bound(self) -> str:
+        """What sets the pace."""
+        if not self.shape.staleness:
+            return "turns"
+        return "generators" if self.generate > self.update else "learner"
+
+
+def stages(rates: Rates, shape: Shape) -> Stages:
+    """The step that these rates make of this shape."""
+    each = shape.prompts * rates.length / (shape.generators * rates.generate)  # seconds for one more rollout a prompt
+    generate = each * shape.rollouts
+    update = shape.prompts * shape.keep * rates.kept_length / (shape.ranks * rates.update)
+    both = max(generate, update) if shape.staleness else generate + update
+    return Stages(
+        shape=shape,
+        generate=generate,
+        update=update,
+        sync=rates.sync_seconds,
+        step=both + rates.sync_seconds,
+        balanced_rollouts=max(shape.keep, round(update / each)),
+        balanced_generators=shape.generators * generate / update,
+    )
+
+
+def splits(rates: Rates, shape: Shape, cards: int) -> list[Stages]:
+    """Every split of `cards` GPUs that leaves none over where that can be, fastest first.
+
+    Raises ValueError when they are too few for one worker and one rank.
+    """
+    per = shape.gpus_per_worker
+    most = shape.prompts * shape.keep  # a rank without a rollout would only wait
+    if cards < per + 1:
+        raise ValueError(f"--gpus: {cards} cannot hold a generator of {per} GPU(s) and a learner rank; give {per + 1}")
+    found = [
+        stages(rates, replace(shape, generators=generators, ranks=min(cards - generators * per, most)))
+        for generators in range(1, (cards - 1) // per + 1)
+    ]
+    return sorted(found, key=lambda split: (split.step, split.shape.cards))
+
+
+def rates_of(records: Sequence[Mapping[str, Any]]) -> Rates:
+    """The rates of a run from its step records; the first step, in which everything starts, is left out if it can be.
+
+    Raises ValueError when the records do not hold what is needed.
+    """
+    steps = [record for record in records if record.get("tokens/trained") and record.get("timing_s/update")]
+    steps = steps[1:] or steps
+    if not steps:
+        raise ValueError("metrics.jsonl: holds no step that trained something; let the run make some steps first")
+    saturated = [
+        record["generator/saturated_tokens_per_second"] / max(record.get("generator/workers", 1), 1)
+        for record in steps
+        if record.get("generator/saturated_tokens_per_second")
+    ]
+    rollouts, trained = _sum(steps, "rollouts/generated"), _sum(steps, "rollouts/trained")
+    if not saturated or not rollouts or not trained:
+        raise ValueError(
+            "metrics.jsonl: holds no rate of a generator that was busy for a whole second; use longer steps, or give "
+            "--generate-rate, --update-rate, --sync-seconds and --length"
+        )
+    busy = sum(
+        (record["timing_s/update"] + record.get("timing_s/fetch", 0.0)) * max(record.get("learner/workers", 1), 1)
+        for record in steps
+    )
+    whole = _sum(steps, "tokens/sampled") - _sum(steps, "tokens/aborted")
+    return Rates(
+        generate=saturated[-1],
+        update=_sum(steps, "tokens/trained") / busy,
+        sync_seconds=median(record.get("timing_s/publish", 0.0) for record in steps),
+        length=whole / rollouts,
+        kept_length=_sum(steps, "tokens/trained") / trained,
+    )
+
+
+def live(values: Mapping[str, float], shape: Shape) -> dict[str, float]:
+    """The same of one step while the run goes on: `balance/…`. Empty while a rate is not known.
+
+    Generation is what was really generated for the step: fewer rollouts than n where groups were settled, more where
+    some were replaced.
+    """
+    try:
+        rollouts = values.get("rollouts/generated", 0.0) / shape.prompts
+        found = stages(rates_of([values]), replace(shape, rollouts=rollouts))
+    except (ValueError, ZeroDivisionError):
+        return {}
+    return {
+        "balance/generate_seconds": found.generate,
+        "balance/update_seconds": found.update,
+        "balance/rollouts_per_prompt": float(found.balanced_rollouts),
+        "balance/generators": found.balanced_generators,
+    }
+
+
+def _sum(records: Sequence[Mapping[str, Any]], name: str) -> float:
+    return sum(record.get(name) or 0.0 for record in records)

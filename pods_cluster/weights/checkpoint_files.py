@@ -1,0 +1,60 @@
+"""The weights of `model.path` as they lie on disk, one parameter at a time by its Hugging Face name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+
+
+class CheckpointFiles:
+    """Opens the files once and reads what is asked for, through the operating system's page cache: no copy is kept.
+
+    `path` is a folder, or a hub name whose files were downloaded before. Raises OSError for one without weights.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.folder = _folder(path)
+        self._files: dict[str, Any] = {}
+        self._of: dict[str, str] = {}
+        for single in (_SAFE, _PICKLED):
+            index = self.folder / f"{single}.index.json"
+            if index.is_file():
+                self._of = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            elif (self.folder / single).is_file():
+                self._of = dict.fromkeys(self._open(single).keys(), single)
+            if self._of:
+                break
+        else:
+            raise OSError(f"{self.folder} holds neither {_SAFE} nor {_PICKLED}, nor an index of either")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """On the CPU, in the dtype of the file. Raises KeyError."""
+        file = self._open(self._of[name])
+        return file[name] if isinstance(file, dict) else file.get_tensor(name)
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            path = self.folder / file
+            if file.endswith(".safetensors"):
+                from safetensors import safe_open
+
+                self._files[file] = safe_open(path, framework="pt")
+            else:
+                self._files[file] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return self._files[file]
+
+
+def _folder(path: str) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, local_files_only=True))

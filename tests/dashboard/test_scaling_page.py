@@ -1,0 +1,83 @@
+"""The page changes a real run on the CPU: a generator more, then the end with a saved state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from pods_cluster.config import load_config
+from pods_cluster.dashboard.app import create_app
+from pods_cluster.dashboard.tokens import Token
+from pods_cluster.names import NAMESPACE
+from pods_cluster.service import checkpoints
+from pods_cluster.service.controller import start_controller
+from pods_cluster.service.demo import CONFIG
+from pods_cluster.service.reach import controls_of
+from pods_cluster.telemetry.folder import RunFolder
+from tests.dashboard.conftest import SECRET, Served
+from tests.dashboard.test_page import CHROMIUM, browser, page, until  # noqa: F401 (fixtures)
+from tests.service.conftest import Made, made_in
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; apt-get install chromium")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+CURVE = "document.querySelector('[data-chart=reward] .js-plotly-plot')?.data?.[0].x"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return made_in(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def run(made: Made, tmp_path: Path) -> Iterator[Any]:
+    """A run without end, alive on a Ray cluster of its own; its result."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        if ray.is_initialized():
+            pytest.skip("another cluster is up in this process")
+        ray.init("local", num_cpus=4, namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+        settings = [
+            "generator.engine=paced",
+            "generator.engine_options={tokens_per_second: 600, shortest: 4, longest: 12}",
+            "generator.rollouts_per_prompt=8",
+            "selector.no_signal=keep",
+            "learner.prompts_per_step=4",
+            "run.name=live",
+            "run.steps=100000",
+            "run.eval.every=0",
+            "run.export=false",
+        ]
+        controller = start_controller(load_config(CONFIG, [*made.overrides(tmp_path), *settings]), resume=False)
+        yield controller.run.remote()
+        ray.shutdown()
+
+
+def test_a_run_is_scaled_and_stopped_from_the_page(page: Any, run: Any, tmp_path: Path) -> None:  # noqa: F811
+    folder = RunFolder(tmp_path / "live")
+    while not folder.metrics.is_file() or len(folder.read_metrics()) < 2:
+        assert not ray.wait([run], timeout=0.2)[0], ray.get(run)
+    with Served(create_app([tmp_path], token=Token(SECRET), controls=controls_of([tmp_path]))) as served:
+        page.goto(f"{served.url}/#run=live")
+        # The run's curve moves by itself while it trains.
+        until(page, f"{CURVE}?.length > 1")
+        shown = page.evaluate(f"{CURVE}.at(-1)")
+        until(page, f"{CURVE}.at(-1) > {shown}")
+        page.click("#manage")
+        page.fill("dialog input[type=password]", SECRET)
+        page.click("dialog button.primary")
+        until(page, "document.querySelector('#live')?.textContent.includes('1 generators · 1 learners')")
+        page.fill("dialog input[aria-label=generators]", "2")
+        page.click("dialog fieldset button.primary")
+        until(page, "document.querySelector('dialog .told').textContent.startsWith('generators go from 1 to 2')")
+        until(page, "document.querySelector('#live').textContent.includes('2 generators · 1 learners')")
+        page.click("dialog button.danger")
+        page.click("dialog button.danger")
+        assert ray.get(run, timeout=120).status == "stopped"
+        page.goto("about:blank")  # else the page tells of the server's end as an error
+    assert checkpoints.latest(folder.checkpoints) is not None
+    assert folder.read_metrics()[-1]["generator/workers"] == 2

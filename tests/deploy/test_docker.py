@@ -1,0 +1,112 @@
+"""The Dockerfiles by their structure (and by hadolint, where it is installed); the images are not built here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """(instruction, arguments) with continued lines joined and comments left out."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    text = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line.strip())]
+
+
+def stages(path: Path) -> list[list[tuple[str, str]]]:
+    found: list[list[tuple[str, str]]] = []
+    for word, rest in instructions(path):
+        if word == "FROM":
+            found.append([])
+        if found:
+            found[-1].append((word, rest))
+    return found
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.name)
+def dockerfile(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_there_is_one_for_cpus_and_one_for_gpus() -> None:
+    assert [path.name for path in FILES] == ["cpu.Dockerfile", "gpu.Dockerfile"]
+
+
+def test_two_stages_and_no_compiler_tools_of_the_first_in_the_second(dockerfile: Path) -> None:
+    build, final = stages(dockerfile)
+    assert build[0][1].endswith(" AS build")
+    assert any("build-essential" in rest for _, rest in build)
+    assert not any("build-essential" in rest or "pip install" in rest for _, rest in final)
+    assert ("COPY", "--from=build /opt/venv /opt/venv") in final
+
+
+def test_versions_are_pinned(dockerfile: Path) -> None:
+    arguments = dict(rest.split("=", 1) for word, rest in instructions(dockerfile) if word == "ARG")
+    assert re.fullmatch(r"3\.1[12]\.\d+-slim-bookworm", arguments["PYTHON"])
+    for stage in stages(dockerfile):
+        assert stage[0][1].split()[0] == "python:${PYTHON}"
+    for word, rest in instructions(dockerfile):
+        for install in re.findall(r"pip install ([^&]*)", rest if word == "RUN" else ""):
+            packages = [item for item in install.split() if not item.startswith("-")]
+            sources = [item for item in packages if item.startswith("requirements/")]
+            ours = [item for item in packages if item.strip('"').startswith(".")]
+            others = [item for item in packages if item not in (*sources, *ours)]
+            assert all(re.fullmatch(r"[\w-]+==[\w.]+", item) for item in others)
+            for source in sources:
+                _every_line_is_pinned(ROOT / source)
+
+
+def _every_line_is_pinned(path: Path) -> None:
+    for line in path.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            assert re.match(r"[\w.\-\[\],]+==[\w.+]+", line), f"{path.name}: {line}"
+
+
+def test_constraints_agree_with_the_requirements() -> None:
+    path = ROOT / "docker" / "gpu-constraints.txt"
+    _every_line_is_pinned(path)
+
+    def pins(file: Path) -> dict[str, str]:
+        rows = [line.split("==") for line in file.read_text().splitlines() if "==" in line]
+        return {re.sub(r"\[.*\]", "", name).lower(): version for name, version in rows}
+
+    constraints, required = pins(path), pins(ROOT / "requirements" / "gpu.txt")
+    assert required.items() <= constraints.items()
+
+
+def test_it_runs_as_nobody_special_and_starts_the_command(dockerfile: Path) -> None:
+    _, final = stages(dockerfile)
+    users = [rest for word, rest in final if word == "USER"]
+    assert users == ["1000:1000"]
+    last_run = max(place for place, (word, _) in enumerate(final) if word == "RUN")
+    assert last_run < final.index(("USER", "1000:1000"))
+    assert ("ENTRYPOINT", '["tini", "--"]') in final
+    assert ("CMD", '["pods", "--help"]') in final
+    installed = next(rest for word, rest in final if word == "RUN")
+    assert "wget" in installed  # KubeRay's probes call it
+    assert "/etc/profile.d/" in installed  # and it starts a login shell
+
+
+def test_everything_that_is_copied_exists_and_is_let_in(dockerfile: Path) -> None:
+    ignore = (dockerfile.parent / f"{dockerfile.name}.dockerignore").read_text().splitlines()
+    assert "*" in ignore
+    let_in = {line[1:].rstrip("/") for line in ignore if line.startswith("!")}
+    for word, rest in instructions(dockerfile):
+        if word == "COPY" and "--from" not in rest:
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists()
+                assert source.rstrip("/") in let_in
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
+    done = subprocess.run(["hadolint", str(dockerfile)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == ""
+    assert done.returncode == 0

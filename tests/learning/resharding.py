@@ -1,0 +1,87 @@
+"""Learner states that change their number of ranks: `python -m learning.resharding RANK PORT MODEL FOLDER`.
+
+The pair of ranks goes on with what one rank saved under FOLDER/grown and saves, under FOLDER/shrunk, what one rank
+goes on with (see test_resharding.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learning.support import config_for, make_step
+from pods_cluster.config import Config
+from pods_cluster.learning import checkpoint, process_group
+from pods_cluster.learning.group import plan_settings
+from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning.trainer import Trainer
+
+RATES = [1e-2, 3e-3, 8e-3, 5e-3]
+HALF = 2
+LORA: dict[str, Any] = {"rank": 3, "alpha": 6.0}
+# name: learner settings of the first two steps, and what differs in the other two
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "zero1": ({"zero_stage": 1}, {}),
+    "zero3": ({"zero_stage": 3}, {}),
+    "zero2-to-3": ({"zero_stage": 2}, {"zero_stage": 3}),
+    "lora-zero3": ({"zero_stage": 3, "lora": LORA}, {}),
+    "bf16-zero1": ({"zero_stage": 1, "top": {"model": {"dtype": "bfloat16"}}}, {}),
+}
+
+
+def config_of(case: str, model: Path, ranks: int, half: int) -> Config:
+    before, after = CASES[case]
+    return config_for(model, workers=ranks, **{**before, **(after if half else {})})
+
+
+def steps(trainer: Trainer, config: Config, half: int) -> list[float]:
+    """Train steps 0 and 1, or 2 and 3; this rank's part of each loss."""
+    losses = []
+    for step in range(HALF * half, HALF * half + HALF):
+        selections, rollouts = make_step(step)
+        plan = plan_step(selections, plan_settings(config))
+        losses.append(trainer.train(plan.ranks[trainer.rank], rollouts, RATES[step]).sums.sums["loss"])
+    return losses
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    specs = trainer.weights.specs()
+    tensors = [tensor.clone() for tensor in trainer.weights.gather(0, len(specs))]
+    return {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=False)}
+
+
+def first_half(case: str, model: Path, folder: Path, rank: int, ranks: int) -> dict[str, Any]:
+    config = config_of(case, model, ranks, 0)
+    trainer = Trainer(config, rank, ranks)
+    losses = steps(trainer, config, 0)
+    checkpoint.save(trainer, folder / case, ranks)
+    return {"losses": losses, "weights": weights(trainer)}
+
+
+def second_half(case: str, model: Path, folder: Path, rank: int, ranks: int) -> dict[str, Any]:
+    config = config_of(case, model, ranks, 1)
+    trainer = Trainer(config, rank, ranks)
+    checkpoint.load(trainer, folder / case, ranks)
+    loaded = weights(trainer)
+    checkpoint.save(trainer, folder / f"{case}-again", ranks)
+    losses = steps(trainer, config, 1)
+    return {"losses": losses, "loaded": loaded, "weights": weights(trainer)}
+
+
+def main() -> None:
+    rank, port, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    process_group.join(rank, 2, "127.0.0.1", port, store=None, timeout=120, op_timeout=120)
+    found = {
+        "grown": {case: second_half(case, model, folder / "grown", rank, 2) for case in CASES},
+        "shrunk": {case: first_half(case, model, folder / "shrunk", rank, 2) for case in CASES},
+    }
+    torch.save(found, folder / f"rank-{rank}.pt")
+    process_group.leave()
+
+
+if __name__ == "__main__":
+    main()
