@@ -117,7 +117,7 @@ def measure_actor(groups: int, per_message: int, want: int, rounds: int) -> dict
     from pods_cluster.selection.actor import start_selector
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
     try:
         samples: dict[int, list[tuple[float, float]]] = {10: [], 10_000: []}
         attempt = 0

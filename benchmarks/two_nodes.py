@@ -29,6 +29,7 @@ from benchmarks._machine import machine
 NAMESPACE = "pods-two-nodes"
 HOST_SIDE, FAR_SIDE = "podsb0", "podsb1"
 HOST, FAR, PORT = "10.251.77.1", "10.251.77.2", 6399
+CURRENT = Path("/tmp/ray/ray_current_cluster")
 RESULTS = Path(__file__).parent / "results" / "two_nodes.json"
 ENVIRONMENT = {
     **os.environ,
@@ -90,6 +91,9 @@ def two_nodes() -> Iterator[None]:
                 process.wait(20)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # or a later `ray.init()` on this machine would look for a cluster here
+            if CURRENT.read_text().strip() == f"{HOST}:{PORT}":
+                CURRENT.unlink()
         sh("ip", "netns", "del", NAMESPACE, check=False)
         sh("ip", "link", "del", HOST_SIDE, check=False)
 

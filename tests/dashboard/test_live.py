@@ -18,7 +18,7 @@ def cluster() -> Iterator[None]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         if ray.is_initialized():
             pytest.skip("another cluster is up in this process")
-        ray.init(num_cpus=1, include_dashboard=False, namespace=NAMESPACE, log_to_driver=False)
+        ray.init("local", num_cpus=1, include_dashboard=False, namespace=NAMESPACE, log_to_driver=False)
         yield
         ray.shutdown()
 

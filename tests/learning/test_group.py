@@ -45,6 +45,7 @@ def cluster():
     # actors must find this package and these tests wherever pytest was started
     paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
     ray.init(
+        address="local",
         num_cpus=4,
         namespace="pods",
         include_dashboard=False,

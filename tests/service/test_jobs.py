@@ -23,13 +23,13 @@ from .conftest import Made
 SECRET = "value-of-the-forwarded-secret"
 SETTINGS = [
     "run.steps=2",
-    "learner.warmup_steps=0",
     "run.eval.every=0",
     "run.export=false",
-    "generator.engine=paced",
-    "selector.no_signal=keep",
-    "generator.rollouts_per_prompt=8",
+    "learner.warmup_steps=0",
     "learner.prompts_per_step=4",
+    "generator.engine=paced",
+    "generator.rollouts_per_prompt=8",
+    "selector.no_signal=keep",
 ]
 
 
