@@ -141,7 +141,7 @@ def _its_checkpoint_is_evaluated(folder: RunFolder) -> None:
         (["selector.rule=max_varance"], "max_variance"),
         (["data.prompt=question"], "data.prompt"),
         (["model.path=/nowhere"], "model.path"),
-        (["selector.settle=abort"], "not built yet"),
+        (["selector.settle=abort", "selector.rule=random"], "settled condition"),
     ],
 )
 def test_what_cannot_run_is_refused_by_check(made: Made, tmp_path: Path, overrides: list[str], said: str):
