@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from pods_cluster.config import Config
 from pods_cluster.generation.records import GeneratorError, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
-from pods_cluster.names import NAMESPACE
+from pods_cluster.names import NAMESPACE, demand
 
 RESOURCE = "pods_generator"
 ANSWER_SECONDS = 15.0
@@ -27,10 +27,7 @@ class NoRoom(GeneratorError):
 def worker_demand(config: Config, there: Mapping[str, float]) -> dict[str, float]:
     """Ray resources of one worker on a cluster that offers `there`."""
     generator = config.generator
-    demand = {"CPU": generator.cpus_per_worker, "GPU": generator.gpus(there.get("GPU", 0.0))}
-    if there.get(RESOURCE):
-        demand[RESOURCE] = 1.0
-    return {name: amount for name, amount in demand.items() if amount}
+    return demand(RESOURCE, generator.cpus_per_worker, generator.gpus(there.get("GPU", 0.0)), there)
 
 
 def create_worker(config: Config, name: str, selector: Any, actor_options: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from ray import exceptions
 
 from pods_cluster.config import Config
 from pods_cluster.learning.rank import LearnerRank, RankInfo
-from pods_cluster.names import NAMESPACE, actor_name
+from pods_cluster.names import NAMESPACE, actor_name, demand
 
 RESOURCE = "pods_learner"
 GRACE = 30.0
@@ -31,10 +31,7 @@ class ResizeError(LearnerError):
 def rank_demand(config: Config, there: Mapping[str, float]) -> dict[str, float]:
     """Ray resources of one rank on a cluster that offers `there`."""
     learner = config.learner
-    demand = {"CPU": learner.cpus_per_worker, "GPU": learner.gpus(there.get("GPU", 0.0))}
-    if there.get(RESOURCE):
-        demand[RESOURCE] = 1.0
-    return {name: amount for name, amount in demand.items() if amount}
+    return demand(RESOURCE, learner.cpus_per_worker, learner.gpus(there.get("GPU", 0.0)), there)
 
 
 @dataclass(frozen=True, slots=True)
