@@ -27,7 +27,7 @@ from pods_cluster.service.run import Run
 from pods_cluster.service.selector_handle import SelectorHandle
 from pods_cluster.service.settling import settling_of
 from pods_cluster.telemetry.metrics import registry
-from pods_cluster.types import Selection
+from pods_cluster.types import Prompt, Selection
 from pods_cluster.weights.broadcast import PublishReport
 
 
@@ -122,6 +122,8 @@ class Records:
         registry.check(values)
         self.steps.append({"step": step, "at": time.monotonic(), **values})
 
+    def evaluation(self, step: int, rows: Any) -> None: ...
+
     def event(self, kind: str, text: str, **more: Any) -> None: ...
 
     def samples(self, step: int, groups: Any) -> None: ...
@@ -143,9 +145,14 @@ class Pools:
             await self.pool.add(more)
 
     async def arm(
-        self, config: Config, learners: PacedLearners, publisher: PacedPublisher, records: Records | None = None
+        self,
+        config: Config,
+        learners: Any,
+        publisher: Any,
+        records: Records | None = None,
+        held_out: Sequence[Prompt] = (),
     ) -> Arm:
-        """Run the configuration to its end on this pool."""
+        """Run the configuration to its end on this pool, with `Learners` and a `Publisher` that may be real ones."""
         self._arms += 1
         selector = start_selector(
             f"paced-{self._arms}",
@@ -163,10 +170,10 @@ class Pools:
             config,
             pool=self.pool,
             selector=SelectorHandle(selector, straggler=config.selector.straggler_timeout if config.staleness else 0.0),
-            learners=cast(Any, learners),
-            publisher=cast(Any, publisher),
+            learners=learners,
+            publisher=publisher,
             stream=load_prompts(config, load_tokenizer(config.model, light=True)),
-            held_out=[],
+            held_out=list(held_out),
             recorder=cast(Any, records),
             folder=cast(Any, None),
         )

@@ -95,11 +95,12 @@ class ShardedState:
         """
         if self._partitioned:
             self._outer.checkpoint_event_prologue()
-        if steps:
-            self._make_moments(steps)
+        if steps or any(self._inner.state.get(flat) for flat in self._flats):
+            self._make_moments(steps)  # zero; with a count of 0 that is as good as none
         for fragment in self.fragments():
             for kind, tensor in fragment.tensors.items():
-                tensor.copy_(read(fragment, kind))
+                if steps or kind == MASTER:
+                    tensor.copy_(read(fragment, kind))
         self._publish()
 
     def _trained(self) -> list[tuple[str, Any]]:

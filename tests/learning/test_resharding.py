@@ -115,6 +115,18 @@ def test_adapters_and_half_precision_go_on_as_without_a_change(changed, model_fo
         torch.testing.assert_close(after["weights"][name], tensor, rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("case", ["zero1", "zero3", "bf16-zero1"])
+def test_a_trained_rank_goes_back_to_before_its_first_step(one_rank, model_folder, tmp_path, case):
+    config = config_of(case, model_folder, 1, 0)
+    trainer = Trainer(config, 0, 1)
+    checkpoint.save(trainer, tmp_path / "start", 1)
+    losses, trained = steps(trainer, config, 0), resharding.weights(trainer)
+    checkpoint.load(trainer, tmp_path / "start", 1)
+    assert steps(trainer, config, 0) == losses
+    for name, tensor in resharding.weights(trainer).items():
+        assert torch.equal(tensor, trained[name]), name
+
+
 def test_a_missing_file_is_named(changed, one_rank, model_folder, tmp_path):
     saved = changed["folder"] / "shrunk" / "zero3"
     for path in saved.iterdir():

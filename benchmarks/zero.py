@@ -1,0 +1,181 @@
+"""The learner by ZeRO stage, ranks and options: the same losses, peak memory of a rank, and what m of n saves.
+
+    python -m benchmarks.zero MODEL [--gpus 2] [--arms one,zero1,…] [--out benchmarks/results/zero_x.json]
+    python -m benchmarks.zero MODEL --gpus 0 --arms zero2,zero3 --groups 2 --longest 32 --budget 512     (two CPU processes)
+
+Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
+float32 master weights (float32 on a CPU): 20 steps on the m = 16 kept, whose losses are compared with those of the first arm;
+then the update on the kept and on all 64 in turn. `peak_gb` is the most that a rank's allocator held in the 20 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ARMS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {"zero_stage": 2}),
+    "zero1": (2, {"zero_stage": 1}),
+    "zero2": (2, {"zero_stage": 2}),
+    "zero3": (2, {"zero_stage": 3}),
+    "zero2-fused": (2, {"zero_stage": 2, "optimizer": "adamw_fused"}),
+    "zero2-checkpointing": (2, {"zero_stage": 2, "gradient_checkpointing": True}),
+    "zero2-offload": (2, {"zero_stage": 2, "offload_optimizer": True}),
+    "zero3-offload": (2, {"zero_stage": 3, "offload_optimizer": True}),
+    "zero2-lora": (2, {"zero_stage": 2, "lora": {"rank": 64, "alpha": 64}}),
+    "zero2-8bit": (2, {"zero_stage": 2, "optimizer": "adamw_8bit"}),
+}
+STEPS, REPEATS, RATE = 20, 3, 1e-6
+
+
+def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> None:
+    """One rank of an arm; rank 0 prints the result as its last line."""
+    import numpy as np
+    import torch
+
+    from benchmarks import update
+    from pods_cluster.config import build_config
+    from pods_cluster.learning import process_group
+    from pods_cluster.learning.group import plan_settings
+    from pods_cluster.learning.plan import plan_step
+    from pods_cluster.learning.trainer import Trainer
+
+    ranks, learner = ARMS[arm]
+    gpu = torch.cuda.is_available()
+    update.PROMPT, update.LONGEST = arguments.prompt, arguments.longest
+    update.VOCABULARY = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
+    process_group.join(rank, ranks, "127.0.0.1", port, store=None, timeout=120, op_timeout=300)
+    config = build_config(
+        {
+            "model": {"path": str(arguments.model), "dtype": "bfloat16" if gpu else "float32"},
+            "data": {"path": "rows.jsonl", "max_prompt_tokens": arguments.prompt},
+            "reward": [{"name": "math_answer"}],
+            "generator": {"engine": "transformers", "rollouts_per_prompt": update.N, "max_tokens": arguments.longest},
+            "selector": {"keep": update.M},
+            "learner": {
+                "prompts_per_step": arguments.groups,
+                "tokens_per_microbatch": arguments.budget,
+                "workers": ranks,
+                "correction": {"mode": "off"},
+                **learner,
+            },
+            "run": {"name": "benchmark", "steps": 1000},
+        }
+    )
+    trainer = Trainer(config, rank, ranks)
+    everyone, kept, rollouts = update.make_groups(arguments.groups, np.random.default_rng(0))
+    plans = {"all": plan_step(everyone, plan_settings(config)), "kept": plan_step(kept, plan_settings(config))}
+    losses: list[float] = []
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(STEPS):
+        losses.append(trainer.train(plans["kept"].ranks[rank], rollouts, RATE).sums.sums["loss"])
+    peak = torch.cuda.max_memory_allocated() / 1e9 if gpu else None
+    seconds: dict[str, list[float]] = {"all": [], "kept": []}
+    for _ in range(REPEATS):
+        for name, plan in plans.items():
+            if gpu:
+                torch.cuda.synchronize()
+            torch.distributed.barrier()
+            began = time.monotonic()
+            trainer.train(plan.ranks[rank], rollouts, RATE)
+            if gpu:
+                torch.cuda.synchronize()
+            seconds[name].append(time.monotonic() - began)
+    total = torch.tensor(losses, dtype=torch.float64, device="cuda" if gpu else "cpu")
+    torch.distributed.all_reduce(total)  # the ranks' losses are shares of the step's
+    found = {
+        "ranks": ranks,
+        "learner": learner,
+        "losses": total.tolist(),
+        "peak_gb": peak,
+        "optimizer_gb": trainer.engine.optimizer_bytes() / 1e9,
+        "seconds": {name: round(statistics.median(times), 4) for name, times in seconds.items()},
+        "ratio": statistics.median(k / a for k, a in zip(seconds["kept"], seconds["all"], strict=True)),
+        "token_ratio": plans["kept"].trained_tokens / plans["all"].trained_tokens,
+        "tokens": sum(part.tokens for part in plans["all"].ranks),
+    }
+    if rank == 0:
+        print(json.dumps(found))
+    process_group.leave()
+
+
+def run_arm(arm: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    from pods_cluster.learning import process_group
+
+    ranks, _ = ARMS[arm]
+    store = process_group.open_store("127.0.0.1", ranks, 120)
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [(Path(folder) / f"{rank}.log").open("w+") for rank in range(ranks)]
+        calls = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.zero", *sys.argv[1:], "--rank", f"{arm}:{rank}:{store.port}"],
+                stdout=logs[rank],
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(rank), "DS_ACCELERATOR": "cuda"} if arguments.gpus else {"DS_ACCELERATOR": "cpu"})},
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            codes = [call.wait(arguments.timeout) for call in calls]
+        except subprocess.TimeoutExpired:
+            codes = [-1]
+        finally:
+            for call in calls:
+                call.kill()
+        texts = []
+        for log in logs:
+            log.seek(0)
+            texts.append(log.read())
+            log.close()
+    if any(codes):
+        return {"ranks": ranks, "error": "\n".join(text[-600:] for text in texts)}
+    return json.loads(texts[0].strip().splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--arms", default="one,zero1,zero2,zero3,zero2-fused,zero2-checkpointing,zero2-lora,zero2-offload")
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--longest", type=int, default=384)
+    parser.add_argument("--budget", type=int, default=16384)
+    parser.add_argument("--timeout", type=float, default=120.0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        arm, rank, port = arguments.rank.split(":")
+        rank_main(arm, int(rank), int(port), arguments)
+        return
+    from benchmarks._machine import machine
+
+    shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget")}
+    result: dict[str, Any] = {"benchmark": "zero", "machine": machine(), "model": arguments.model.name, **shape, "arms": {}}
+    first: list[float] = []
+    for arm in arguments.arms.split(","):
+        found = run_arm(arm, arguments)
+        if "error" not in found:
+            first = first or found["losses"]
+            pairs = list(zip(found["losses"], first, strict=True))
+            found["loss_difference"] = max(abs(a - b) for a, b in pairs)
+        result["arms"][arm] = found
+        print(arm, json.dumps({key: value for key, value in found.items() if key != "losses"}), flush=True)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
