@@ -225,7 +225,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
                 axes[place, 1].plot(across, reward, lw=1.2, color=color)
             axes[place, 0].set(title="Greedy accuracy on held-out rows, %", xlabel=unit)
             axes[place, 1].set(title="Mean reward of all rollouts", xlabel=unit)
-        axes[0, 0].legend(loc="lower right")
+        axes[0, 0].legend(loc="best")
         names = [stage for stage in STAGES if any(run["seconds_per_step"].get(stage) for run in runs)]
         left = np.zeros(len(runs))
         for stage in names:
@@ -277,8 +277,8 @@ def main() -> None:
     result = analyse(arguments.runs, arguments.machine)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, ensure_ascii=False, default=str)
-    arguments.out.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-    draw(result["runs"], arguments.out.with_suffix(".png"))
+    Path(f"{arguments.out}.json").write_text(text + "\n", encoding="utf-8")
+    draw(result["runs"], Path(f"{arguments.out}.png"))
     for run in result["runs"]:
         print(f"{run['run']}: {_sentence(run['gain'])}; {run['ratio']} rollouts for each update")
     if result["together"]:

@@ -138,7 +138,7 @@ def measure_actor(groups: int, per_message: int, want: int, rounds: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=4096, help="groups through the actor in one round")
-    parser.add_argument("--per-message", type=int, default=8, help="groups in one report")
+    parser.add_argument("--per-message", type=int, nargs="+", default=[8, 32], help="groups in one report")
     parser.add_argument("--want", type=int, default=64, help="groups asked for in one collect")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=100, help="batches of 20 selections timed for each row")
@@ -165,13 +165,16 @@ def main() -> None:
                 table.add_row(f"{n} -> {m}", rule, kind, *shown, f"{target:.0f}")
     console.print(table)
 
-    result["actor"] = measure_actor(arguments.groups, arguments.per_message, arguments.want, arguments.rounds)
-    table = Table(title=f"selector actor: groups of 64 a second, {arguments.per_message} a message, report + collect")
-    for column in ("tokens a rollout", "median", "max", "a CPU second", "target"):
+    table = Table(title="selector actor: groups of 64 a second, report + collect")
+    for column in ("groups a message", "tokens a rollout", "median", "max", "a CPU second", "target"):
         table.add_column(column, justify="right")
-    for tokens, rates in result["actor"].items():
-        shown = [f"{rates[key]:,.0f}" for key in ("median_groups_per_s", "max_groups_per_s", "groups_per_cpu_s")]
-        table.add_row(tokens, *shown, f"{ACTOR_TARGET:,.0f}")
+    result["actor"] = {}
+    for per_message in arguments.per_message:
+        found = measure_actor(arguments.groups, per_message, arguments.want, arguments.rounds)
+        result["actor"][str(per_message)] = found
+        for tokens, rates in found.items():
+            shown = [f"{rates[key]:,.0f}" for key in ("median_groups_per_s", "max_groups_per_s", "groups_per_cpu_s")]
+            table.add_row(str(per_message), tokens, *shown, f"{ACTOR_TARGET:,.0f}")
     console.print(table)
     where = result["machine"]
     console.print(f"{where['cpu']}, {where['cores']} cores, Python {where['python']}, load {where['load_1min']}")

@@ -201,7 +201,7 @@ def main() -> None:
             row["arrived_per_trained_byte"] = row["bytes_arrived"] / row["rollout_bytes"]
             result["runs"].append(row)
             print(json.dumps(row), flush=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+            arguments.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written to {arguments.out}")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pods_cluster.names import NAMESPACE, actor_name
 from pods_cluster.selection.assembly import Decision, GroupFate, SelectorCore
+from pods_cluster.selection.bell import Bell
 from pods_cluster.selection.group import SelectorSettings
 from pods_cluster.selection.registry import resolve
 from pods_cluster.selection.select import SignalScope
@@ -54,8 +53,8 @@ class SelectorActor:
         settings = SelectorSettings(resolve(rule, rule_options), m, seed, min_valid, no_signal, scope, settling)
         self._core = SelectorCore(settings)
         self._staleness = staleness
-        self._changed = asyncio.Event()
-        self._ordered = asyncio.Event()
+        self._changed = Bell()
+        self._ordered = Bell()
         self._errors: list[Exception] = []
         self._poll = 0
         self._full_since: float | None = None
@@ -73,9 +72,7 @@ class SelectorActor:
     async def orders(self, timeout_s: float) -> Orders:
         """Wait until there is something for the generators to do about groups that are out, or `timeout_s` passes."""
         if not self._core.has_orders:
-            self._ordered.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ordered.wait(), timeout_s)
+            await self._ordered.wait(timeout_s)
         return self._core.orders()
 
     async def report(self, shards: Sequence[GroupShard]) -> None:
@@ -114,14 +111,13 @@ class SelectorActor:
             raise ValueError(f"want: {want} groups; ask for at least 1")
         self._poll += 1
         poll = self._poll
-        self._changed.set()  # wakes an earlier poll
+        self._changed.ring()  # wakes an earlier poll
         if learner_version != self._version:
             self._version, self._full_since = learner_version, None
         started = time.monotonic()
         while True:
             if poll != self._poll:
                 return Decision(superseded=True)
-            self._changed.clear()
             if self._errors:
                 error = self._errors.pop(0)
                 raise SelectorError(f"a report to the selector failed: {type(error).__name__}: {error}") from error
@@ -142,9 +138,8 @@ class SelectorActor:
                     return decision
             finally:
                 self._selecting_seconds += time.perf_counter() - before
-            with contextlib.suppress(TimeoutError):
-                remaining = timeout_s - (now - started)
-                await asyncio.wait_for(self._changed.wait(), min(remaining, patience) if patience > 0 else remaining)
+            remaining = timeout_s - (now - started)
+            await self._changed.wait(min(remaining, patience) if patience > 0 else remaining)
 
     def _patience(self, now: float, full: bool, straggler_s: float) -> float:
         """Seconds for which the oldest groups are still waited for; it counts from when a step could be filled."""
@@ -156,9 +151,9 @@ class SelectorActor:
         return straggler_s - (now - self._full_since)
 
     def _news(self) -> None:
-        self._changed.set()
+        self._changed.ring()
         if self._core.has_orders:
-            self._ordered.set()
+            self._ordered.ring()
 
     async def mark_lost(self, worker: str) -> int:
         """Count the finished rollouts that lie on a dead worker as lost, and return how many those are."""
@@ -169,7 +164,7 @@ class SelectorActor:
     async def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:
         """Give up groups; returns those that had no fate yet. Their fate is not reported again by `collect`."""
         cancelled = self._core.cancel([GroupId(*group) for group in groups])
-        self._changed.set()
+        self._changed.ring()
         return cancelled
 
     async def stats(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ fate of a `Decision`, or by `cancel`.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -79,6 +78,7 @@ class SelectorCore:
         self.fate_counts: Counter[Fate] = Counter()
         self.ignored: Counter[str] = Counter()
         self._groups: dict[GroupId, GroupAssembler] = {}
+        self._orders_of: dict[GroupId, int] = {}  # of the same groups; sorting by it runs without Python code
         self._unevaluated: dict[GroupId, None] = {}
         self._trainable: dict[GroupId, Evaluation] = {}
         self._fates: deque[GroupFate] = deque()
@@ -104,7 +104,8 @@ class SelectorCore:
         self._issued = max(self._issued, self._issued if order is None else order) + 1
         settling = self.settings.settling
         first = size if settling is None else settling.first(size, self.settings.m)
-        self._groups[group] = GroupAssembler(group, size, self._issued - 1 if order is None else order, first)
+        held = GroupAssembler(group, size, self._issued - 1 if order is None else order, first)
+        self._groups[group], self._orders_of[group] = held, held.order
         return first
 
     def add(self, shard: GroupShard) -> None:
@@ -198,13 +199,13 @@ class SelectorCore:
         if oldest_only:
             chosen = self._oldest_trainable(want)
         else:
-            chosen = heapq.nsmallest(want, self._trainable, key=lambda group: self._groups[group].order)
+            chosen = sorted(self._trainable, key=self._orders_of.__getitem__)[:want]
         if len(chosen) < want and not partial:
             chosen = []
         decision = Decision()
         if chosen:
-            youngest = max(self._groups[group].order for group in chosen)
-            older = sum(held.order < youngest for held in self._groups.values())
+            youngest = max(self._orders_of[group] for group in chosen)
+            older = sum(map(youngest.__gt__, self._orders_of.values()))
             decision.overtaken = older - (len(chosen) - 1)
         for group in chosen:
             evaluation = self._trainable[group]
@@ -220,11 +221,10 @@ class SelectorCore:
 
     def expected(self) -> list[GroupId]:
         """Groups without a fate, in the order of issue."""
-        return sorted(self._groups, key=lambda group: self._groups[group].order)
+        return sorted(self._groups, key=self._orders_of.__getitem__)
 
     def _oldest_trainable(self, want: int) -> list[GroupId]:
-        oldest = heapq.nsmallest(want, self._groups.values(), key=lambda held: held.order)
-        return [held.group for held in oldest if held.group in self._trainable]
+        return [group for group in self.expected()[:want] if group in self._trainable]
 
     def _estimate(self, held: GroupAssembler, evaluation: Evaluation) -> None:
         """Learn lengths from a group that ended by itself; say of one that was aborted what that saved."""
@@ -265,7 +265,7 @@ class SelectorCore:
         self._unevaluated[group] = None
 
     def _finish(self, group: GroupId, fate: Fate) -> None:
-        del self._groups[group]
+        del self._groups[group], self._orders_of[group]
         self._trainable.pop(group, None)
         self._unevaluated.pop(group, None)
         self._past[group] = None

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """One run. `run` returns its summary when it is done or was stopped; the other calls answer meanwhile."""
+    """One run. `open` may refuse it; `run` opens it if that was not done, and returns its
+    summary when it is done or was stopped; the others answer meanwhile."""
 
     def __init__(self, config: Config, resume: bool, *, save: bool = True) -> None:
         self.config = config
@@ -43,7 +44,14 @@ class Controller:
         self._run: Run | None = None
         self._starting: asyncio.Task[Any] | None = None
         self._closing: list[Any] = []
-        # Everything that can be refused without starting a process is refused here.
+        self._opened = False
+
+    async def open(self) -> None:
+        """Data, folder and recorder. Everything that can be refused without starting a process is refused here.
+
+        No part of the constructor: what an actor's constructor raises arrives as the actor's death.
+        """
+        config, resume = self.config, self._resume
         self.settling = settling_of(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
@@ -61,9 +69,12 @@ class Controller:
             config=config.model_dump(mode="json"),
         )
         places.announce(self.folder, ray.get_runtime_context().gcs_address)
+        self._opened = True
 
     async def run(self) -> Summary:
         """The whole run. Raises what ended it; its processes are gone then either way."""
+        if not self._opened:
+            await self.open()
         try:
             self._starting = asyncio.ensure_future(self._start())
             run = await self._starting

@@ -40,8 +40,8 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
         connect(config)
     try:
         controller = start_controller(config, resume=resume)
-        # Short, so that a configuration that the controller refuses is told before anything is shown.
-        _result(controller.poll.remote(), timeout=None)
+        # On its own, so that what the controller refuses is told before anything is shown.
+        _result(controller.open.remote(), timeout=None)
         subtitle = (
             f"{Path(config.model.path).name} · {config.generator.workers} generator(s) → "
             f"{config.learner.workers} learner(s) · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"

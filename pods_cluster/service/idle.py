@@ -1,8 +1,8 @@
 """Idle share of each pool: 1 - its tokens/s over its saturated rate (pure).
 
 A pool that decodes one straggler is busy by the clock and idle by its work, so time alone will not do. The saturated
-rate is calibrated in the run itself: the best that each engine has kept up for a second, that of the learner over a
-whole update.
+rate is calibrated in the run itself: the best that each engine has kept up for eight seconds of work (for one, until
+it has worked so long), that of the learner over a whole update.
 """
 
 from __future__ import annotations

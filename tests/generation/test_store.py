@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from pods_cluster.generation.rate import RateMeter
+from pods_cluster.generation.rate import LONG_WINDOWS, RateMeter
 from pods_cluster.generation.records import GeneratorError, GroupRequest
 from pods_cluster.generation.shards import Reporter, build_shard
 from pods_cluster.generation.store import RolloutStore
@@ -136,7 +136,7 @@ def test_rates_leave_pauses_out_of_the_saturated_one() -> None:
     now = [0.0]
     meter = RateMeter(window=1.0, clock=lambda: now[0])
     busy, tokens = 0.0, 0
-    for _ in range(20):  # bursts of 0.25 s at 1,000 tokens/s, each followed by 0.75 s of rest
+    for _ in range(4 * LONG_WINDOWS + 4):  # bursts of 0.25 s at 1,000 tokens/s, each followed by 0.75 s of rest
         now[0] += 1.0
         busy += 0.25
         tokens += 250
@@ -152,3 +152,14 @@ def test_rates_leave_pauses_out_of_the_saturated_one() -> None:
         meter.update(tokens, busy)
     assert meter.saturated == pytest.approx(1000.0)
     assert meter.now == pytest.approx(10.0)
+
+
+def test_a_rate_that_was_not_kept_up_is_not_the_saturated_one() -> None:
+    meter = RateMeter(window=1.0, clock=lambda: 0.0)
+    tokens = 0
+    for second in range(1, 4 * LONG_WINDOWS + 1):  # a batch begins fast every fourth second
+        tokens += 4000 if second % 4 == 1 else 1000
+        meter.update(tokens, float(second))
+        if second == 1:
+            assert meter.saturated == 4000.0
+    assert meter.saturated == pytest.approx(1750.0)
