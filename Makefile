@@ -4,7 +4,9 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: quickstart test lint format docs clean
+PARTS = service learning generation separate rest
+
+.PHONY: quickstart test lint format docs clean $(PARTS:%=test-%)
 
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -20,14 +22,21 @@ quickstart: $(STAMP)
 	$(BIN)/pods quickstart
 
 # Processes of their own for the parts that start Ray clusters: Ray gives the actors of each new cluster the ids of the last
-# one, and a handle left over from that is collected as if it were theirs.
+# one, and a handle left over from that is collected as if it were theirs. Two at a time: much of a test is waiting.
+SEPARATE = tests/service/test_live_scaling.py tests/service/test_settled_run.py
+PYTEST   = $(BIN)/python -m pytest
+
 test: $(STAMP)
-	$(BIN)/python -m pytest tests/service --ignore=tests/service/test_live_scaling.py --ignore=tests/service/test_settled_run.py
-	$(BIN)/python -m pytest tests/service/test_live_scaling.py
-	$(BIN)/python -m pytest tests/service/test_settled_run.py
-	$(BIN)/python -m pytest tests/learning
-	$(BIN)/python -m pytest tests/generation
-	$(BIN)/python -m pytest --ignore=tests/service --ignore=tests/learning --ignore=tests/generation
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=test-%)
+
+test-service: $(STAMP)
+	$(PYTEST) tests/service $(SEPARATE:%=--ignore=%)
+test-separate: $(STAMP)
+	set -e; for file in $(SEPARATE); do $(PYTEST) $$file; done
+test-learning test-generation: test-%: $(STAMP)
+	$(PYTEST) tests/$*
+test-rest: $(STAMP)
+	$(PYTEST) --ignore=tests/service --ignore=tests/learning --ignore=tests/generation
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python

@@ -94,7 +94,9 @@ class Printing(Records):
         print(f"{self.label} {kind}: {text}", flush=True)
 
 
-async def one_seed(base: Config, seed: int, arms: list[str], arguments: argparse.Namespace, done: Callable[..., None]) -> None:
+async def one_seed(
+    base: Config, seed: int, arms: list[str], arguments: argparse.Namespace, done: Callable[..., None]
+) -> None:
     """All arms of one seed, on pools of their own."""
     first = arm_config(base, "sync", seed, arguments.seconds, arguments.steps, None)
     pools, learners = Pools(first), LearnerGroup(first)

@@ -122,7 +122,14 @@ def run_arm(arm: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 [sys.executable, "-m", "benchmarks.zero", *sys.argv[1:], "--rank", f"{arm}:{rank}:{store.port}"],
                 stdout=logs[rank],
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(rank), "DS_ACCELERATOR": "cuda"} if arguments.gpus else {"DS_ACCELERATOR": "cpu"})},
+                env={
+                    **os.environ,
+                    **(
+                        {"CUDA_VISIBLE_DEVICES": str(rank), "DS_ACCELERATOR": "cuda"}
+                        if arguments.gpus
+                        else {"DS_ACCELERATOR": "cpu"}
+                    ),
+                },
             )
             for rank in range(ranks)
         ]
@@ -147,7 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--arms", default="one,zero1,zero2,zero3,zero2-fused,zero2-checkpointing,zero2-lora,zero2-offload")
+    parser.add_argument(
+        "--arms", default="one,zero1,zero2,zero3,zero2-fused,zero2-checkpointing,zero2-lora,zero2-offload"
+    )
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--longest", type=int, default=384)
@@ -163,7 +172,13 @@ def main() -> None:
     from benchmarks._machine import machine
 
     shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget")}
-    result: dict[str, Any] = {"benchmark": "zero", "machine": machine(), "model": arguments.model.name, **shape, "arms": {}}
+    result: dict[str, Any] = {
+        "benchmark": "zero",
+        "machine": machine(),
+        "model": arguments.model.name,
+        **shape,
+        "arms": {},
+    }
     first: list[float] = []
     for arm in arguments.arms.split(","):
         found = run_arm(arm, arguments)

@@ -33,6 +33,9 @@ def plan(
     sync_seconds: Annotated[float | None, typer.Option(help="Seconds that new weights take to every worker.")] = None,
     length: Annotated[float | None, typer.Option(help="Mean completion tokens of a rollout.")] = None,
     kept_length: Annotated[float | None, typer.Option(help="The same of kept ones; left out: as all.")] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Seconds that a batch takes beyond its tokens at that rate: its longest rollouts.")
+    ] = 0.0,
     steps: Annotated[int, typer.Option(min=2, help="Steps of the calibration.")] = 4,
     groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step of the calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -55,7 +58,7 @@ def plan(
             assert update_rate is not None
             assert sync_seconds is not None
             assert length is not None
-            rates = Rates(generate_rate, update_rate, sync_seconds, length, kept_length or length)
+            rates = Rates(generate_rate, update_rate, sync_seconds, length, kept_length or length, drain_seconds)
         elif len(missing) < len(given):
             raise ConfigError(
                 f"{missing[0]}: left out, but other rates are given; give {', '.join(missing)} too, or none"
@@ -83,7 +86,8 @@ def add_to(app: typer.Typer) -> None:
 def _values(rates: Rates, now: Stages, found: list[Stages]) -> dict[str, Any]:
     return {
         "rates": {
-            name: getattr(rates, name) for name in ("generate", "update", "sync_seconds", "length", "kept_length")
+            name: getattr(rates, name)
+            for name in ("generate", "update", "sync_seconds", "length", "kept_length", "drain")
         },
         "now": _numbers(now),
         "splits": [_numbers(split) for split in found],
@@ -99,6 +103,9 @@ def _numbers(found: Stages) -> dict[str, Any]:
         "generate_seconds": found.generate,
         "update_seconds": found.update,
         "sync_seconds": found.sync,
+        "drain_seconds": found.drain,
+        "bound": found.bound,
+        "enough_staleness": found.enough_staleness,
         "step_seconds": found.step,
         "generator_idle": found.generator_idle,
         "learner_idle": found.learner_idle,
@@ -111,6 +118,7 @@ def _show(console: Console, rates: Rates, now: Stages, found: list[Stages]) -> N
         Text(
             f"one generator {rates.generate:,.0f} tokens/s · one learner rank {rates.update:,.0f} tokens/s · publish "
             f"{rates.sync_seconds:.2f} s · {rates.length:.0f} tokens a rollout, {rates.kept_length:.0f} kept ones"
+            + (f" · a batch drains for {rates.drain:.2f} s" if rates.drain >= 0.01 else "")
         )
     )
     k = now.shape.staleness
@@ -137,13 +145,20 @@ def _show(console: Console, rates: Rates, now: Stages, found: list[Stages]) -> N
 
 def _advice(now: Stages, best: Stages) -> str:
     if not now.shape.staleness:
+        k = best.enough_staleness
         return (
-            "With staleness: 0 each pool waits while the other works, whatever the split; staleness: 1 would make the "
-            f"step of the best split about {max(best.generate, best.update) + best.sync:.2f} s."
+            f"With staleness: 0 each pool waits while the other works, whatever the split; staleness: {k} would make "
+            f"the step of the best split about {max(best.generate, best.update) + best.sync:.2f} s."
         )
     shape = best.shape
-    return (
+    text = (
         f"generator.workers={shape.generators} learner.workers={shape.ranks}: {best.step:.2f} s a step "
         f"({now.step / best.step:.2f} times as fast as configured); "
         f"generator.rollouts_per_prompt={best.balanced_rollouts} there keeps both pools busy"
     )
+    if best.bound == "staleness":
+        text += (
+            f". It waits for the longest rollouts of a batch; staleness: {best.enough_staleness} would make the step "
+            f"{max(best.generate, best.update) + best.sync:.2f} s"
+        )
+    return text

@@ -30,6 +30,7 @@ class GeneratorPool(PoolMembers):
         super().__init__(config, selector, actor_options)
         self._read: dict[str, Counter[str]] = {}
         self._generated: dict[str, int] = {}
+        self._busy: dict[str, float] = {}
         self._asked_at = time.monotonic()
 
     async def adopt(self, version: int) -> None:
@@ -156,7 +157,10 @@ class GeneratorPool(PoolMembers):
         generated = sum(count - self._generated.get(name, 0) for name, count in tokens.items())
         seconds, self._asked_at = time.monotonic() - self._asked_at, time.monotonic()
         self._generated = tokens
-        return PoolStats(workers, since, generated, seconds)
+        busy = {name: answer.engine.busy_seconds for name, answer in workers.items()}
+        worked = sum(count - self._busy.get(name, 0.0) for name, count in busy.items())
+        self._busy = busy
+        return PoolStats(workers, since, generated, seconds, worked)
 
     # Within.
 

@@ -79,8 +79,8 @@ class WorkerStats:
     """A worker as it is now; counters since its start.
 
     `stored` rollouts (`stored_tokens` completion tokens) are finished and neither taken nor dropped; `scoring` ones
-    wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while
-    generating (see `RateMeter`). `stalled_seconds` is how long a busy engine has not finished a rollout. `error` is what ended it.
+    wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while generating
+    (see `RateMeter`). `stalled_seconds` is how long a busy engine has not finished a rollout. `error` is what ended it.
     """
 
     name: str

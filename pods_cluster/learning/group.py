@@ -150,6 +150,7 @@ class LearnerGroup(Ranks):
             "learning_rate": rate,
             "advantages/mean": float(advantages.mean()),
             "advantages/std": float(advantages.std(ddof=1)) if len(advantages) > 1 else 0.0,
+            "learner/busy_seconds": max(result.seconds for result in results),
             "learner/microbatches": float(results[0].microbatches),
             "learner/padding_share": 1.0 - sum(result.real_tokens for result in results) / max(padded, 1),
         }

@@ -2,6 +2,10 @@
 
 A step generates P x n rollouts and trains P x m of them. With staleness 0 the stages take turns; above, generation and
 update go on at the same time and the slower one sets the pace. New weights hold up both pools either way.
+
+A batch takes longer than its tokens at the full rate, because its longest rollouts end alone (it drains). With
+staleness k there are k + 1 batches out, so a step also takes no less than the way of one of them through generation,
+update and publish, divided by k + 1.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from pods_cluster.config import Config
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What was measured or given: completion tokens a second of one saturated generator worker and of one learner rank
-    (fetching included), seconds of one publish, mean completion tokens of all and of kept rollouts.
+    (fetching included), seconds of one publish, mean completion tokens of all and of kept rollouts, seconds that a batch
+    drains.
 
     Raises ValueError naming the rate for one that is not above 0.
     """
@@ -28,6 +33,7 @@ class Rates:
     sync_seconds: float
     length: float
     kept_length: float
+    drain: float = 0.0
 
     def __post_init__(self) -> None:
         for name, option in (("generate", "--generate-rate"), ("update", "--update-rate"), ("length", "--length"),
@@ -35,8 +41,9 @@ class Rates:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{option}: {value:g} must be a number above 0")
-        if not (math.isfinite(self.sync_seconds) and self.sync_seconds >= 0):
-            raise ValueError(f"--sync-seconds: {self.sync_seconds:g} must be 0 or more")
+        for value, option in ((self.sync_seconds, "--sync-seconds"), (self.drain, "--drain-seconds")):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{option}: {value:g} must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +79,15 @@ class Shape:
 class Stages:
     """Seconds of one step by stage and in all, and the share of it in which each pool has nothing to do.
 
-    `balanced_rollouts` is the n (not below m) at which generating takes as long as updating; `balanced_generators` the
-    number of workers (a fraction) at which it does.
+    `drain` is what a batch takes on top of `generate`. `balanced_rollouts` is the n (not below m) at which generating
+    takes as long as updating; `balanced_generators` the number of workers (a fraction) at which it does.
     """
 
     shape: Shape
     generate: float
     update: float
     sync: float
+    drain: float
     step: float
     balanced_rollouts: int
     balanced_generators: float
@@ -97,7 +105,16 @@ class Stages:
         """What sets the pace."""
         if not self.shape.staleness:
             return "turns"
+        if self.enough_staleness > self.shape.staleness:
+            return "staleness"
         return "generators" if self.generate > self.update else "learner"
+
+    @property
+    def enough_staleness(self) -> int:
+        """The least k at which enough batches are out that the slower pool never waits for one to drain."""
+        way = self.generate + self.drain + self.update + self.sync
+        pace = max(self.generate, self.update) + self.sync
+        return max(1, math.ceil(way / pace * (1 - 1e-9)) - 1)
 
 
 def stages(rates: Rates, shape: Shape) -> Stages:
@@ -105,13 +122,15 @@ def stages(rates: Rates, shape: Shape) -> Stages:
     each = shape.prompts * rates.length / (shape.generators * rates.generate)  # seconds for one more rollout a prompt
     generate = each * shape.rollouts
     update = shape.prompts * shape.keep * rates.kept_length / (shape.ranks * rates.update)
-    both = max(generate, update) if shape.staleness else generate + update
+    way = generate + rates.drain + update + rates.sync_seconds
+    pace = max(generate, update) + rates.sync_seconds
     return Stages(
         shape=shape,
         generate=generate,
         update=update,
         sync=rates.sync_seconds,
-        step=both + rates.sync_seconds,
+        drain=rates.drain,
+        step=max(pace, way / (shape.staleness + 1)) if shape.staleness else way,
         balanced_rollouts=max(shape.keep, round(update / each)),
         balanced_generators=shape.generators * generate / update,
     )
@@ -158,12 +177,20 @@ def rates_of(records: Sequence[Mapping[str, Any]]) -> Rates:
         for record in steps
     )
     whole = _sum(steps, "tokens/sampled") - _sum(steps, "tokens/aborted")
+    # Where batches took turns (none was out after its step), the stage is the batch's own.
+    drains = [
+        record["timing_s/generate"]
+        - record["tokens/sampled"] / (saturated[-1] * max(record.get("generator/workers", 1), 1))
+        for record in steps
+        if record.get("groups/in_flight") == 0 and record.get("timing_s/generate")
+    ]
     return Rates(
         generate=saturated[-1],
         update=_sum(steps, "tokens/trained") / busy,
         sync_seconds=median(record.get("timing_s/publish", 0.0) for record in steps),
         length=whole / rollouts,
         kept_length=_sum(steps, "tokens/trained") / trained,
+        drain=max(0.0, median(drains)) if drains else 0.0,
     )
 
 

@@ -53,10 +53,6 @@ class Ledger:
             raise LedgerError(f"group {group} holds no place; its fate {fate} would be counted twice")
         self.fates[fate] += 1
 
-    def oldest(self) -> GroupId | None:
-        """The group that has been out for longest."""
-        return next(iter(self.out), None)
-
     def state(self) -> dict[str, Any]:
         """Counts for a checkpoint. Groups that are out then are given back to the prompt stream by its own state."""
         return {"issued": self.issued, "fates": {fate.value: count for fate, count in self.fates.items()}}

@@ -1,25 +1,20 @@
 """One rank's state goes on as two ranks', and two ranks' as one's: weights and losses stay those of a run without."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from pods_cluster.learning import checkpoint, process_group
+from pods_cluster.learning import checkpoint
 from pods_cluster.learning.trainer import Trainer
 
 from . import resharding
+from .pair import run_pair
 from .resharding import CASES, RATES, config_of, first_half, second_half, steps
 from .support import OneBigBatch, make_step
 from .test_trainer import assert_same_parameters
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -27,33 +22,7 @@ def changed(one_rank, model_folder, tmp_path_factory):
     """What each change found: {"grown" (1 to 2) | "shrunk" (2 to 1): {case: (first half, second half)}}, by rank 0."""
     folder = tmp_path_factory.mktemp("changed")
     small = {case: first_half(case, model_folder, folder / "grown", 0, 1) for case in CASES}
-    store = process_group.open_store("127.0.0.1", 2, 120)
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-    }
-    logs = [(folder / f"rank-{rank}.log").open("w+") for rank in range(2)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "learning.resharding", str(rank), str(store.port), str(model_folder), str(folder)],
-            env=env, stdout=log, stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]  # fmt: skip
-    try:
-        codes = [rank.wait(400) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    texts = []
-    for log in logs:
-        log.seek(0)
-        texts.append(log.read()[-3000:])
-        log.close()
-    assert codes == [0, 0], "\n".join(texts)
-    pair = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
+    pair = run_pair("learning.resharding", folder, model_folder, folder)
     alone = {case: second_half(case, model_folder, folder / "shrunk", 0, 1) for case in CASES}
 
     def together(way, case):

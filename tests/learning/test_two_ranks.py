@@ -1,56 +1,22 @@
 """Two DeepSpeed ranks on gloo: the update equals that of one big batch, whatever a rank holds."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pods_cluster.learning import process_group
 from pods_cluster.learning.trainer import Trainer
 
+from .pair import run_pair
 from .support import OneBigBatch, config_for, make_step, true_log_probs
 from .test_trainer import assert_same_parameters
 from .two_ranks import RATES, SCENARIOS
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def pair(model_folder, tmp_path_factory):
     """What each of the two ranks found, by scenario."""
     folder = tmp_path_factory.mktemp("pair")
-    store = process_group.open_store("127.0.0.1", 2, 120)
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-    }
-    outs = [folder / f"rank-{rank}.pt" for rank in range(2)]
-    logs = [(folder / f"rank-{rank}.log").open("w+") for rank in range(2)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "learning.two_ranks", str(rank), str(store.port), str(model_folder), str(out)],
-            env=env, stdout=log, stderr=subprocess.STDOUT,
-        )
-        for rank, (out, log) in enumerate(zip(outs, logs, strict=True))
-    ]  # fmt: skip
-    try:
-        codes = [rank.wait(400) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    texts = []
-    for log in logs:
-        log.seek(0)
-        texts.append(log.read()[-3000:])
-        log.close()
-    assert codes == [0, 0], "\n".join(texts)
-    return [torch.load(out, weights_only=False) for out in outs]
+    return run_pair("learning.two_ranks", folder, model_folder, folder)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -1,4 +1,4 @@
-"""Two learner ranks as plain processes: `python -m learning.two_ranks RANK PORT MODEL OUT` (see test_two_ranks.py).
+"""Two learner ranks as plain processes: `python -m learning.two_ranks RANK PORT MODEL FOLDER` (see test_two_ranks.py).
 
 All scenarios run in one pair of processes, because a process spends far more time on its imports than on them.
 """
@@ -61,11 +61,11 @@ def train(scenario: str, model: Path, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    rank, port, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    rank, port, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     process_group.join(rank, 2, "127.0.0.1", port, store=None, timeout=120, op_timeout=120)
     found = {name: train(name, model, rank, 2) for name in SCENARIOS}
-    torch.save(found, out)
+    torch.save(found, folder / f"rank-{rank}.pt")
     process_group.leave()
 
 

@@ -30,6 +30,7 @@ rates = st.builds(
     sync_seconds=st.floats(0, 10),
     length=st.floats(1, 1e4),
     kept_length=st.floats(1, 1e4),
+    drain=st.floats(0, 100),
 )
 shapes = st.builds(
     Shape,
@@ -54,6 +55,25 @@ def test_a_step_by_hand() -> None:
     assert in_turns.bound == "turns"
     assert stages(RATES, replace(SHAPE, rollouts=40)).bound == "generators"
     assert stages(RATES, replace(SHAPE, generators=4)).balanced_rollouts == 40
+
+
+def test_a_batch_that_drains_by_hand() -> None:
+    # About a 0.5B model on two H200s: 6.7 s of tokens, 5.7 s in which the longest rollouts end, 2 s of update.
+    slow = Rates(generate=45_000, update=31_500, sync_seconds=0.0, length=262, kept_length=246, drain=5.7)
+    shape = Shape(prompts=16, rollouts=72, keep=16, staleness=0, generators=1, ranks=1)
+    steps = [stages(slow, replace(shape, staleness=k)) for k in range(4)]
+    assert [round(found.step, 1) for found in steps] == [14.4, 7.2, 6.7, 6.7]
+    assert [found.bound for found in steps] == ["turns", "staleness", "generators", "generators"]
+    assert {found.enough_staleness for found in steps} == {2}
+
+
+@given(rates, shapes)
+def test_enough_staleness_is_the_least_that_hides_the_drain(rates: Rates, shape: Shape) -> None:
+    enough = stages(rates, shape).enough_staleness
+    pace = stages(replace(rates, drain=0.0), replace(shape, staleness=1)).step
+    assert stages(rates, replace(shape, staleness=enough)).step == pytest.approx(pace)
+    if enough > 1:
+        assert stages(rates, replace(shape, staleness=enough - 1)).step > pace
 
 
 @given(rates, shapes)
@@ -109,6 +129,13 @@ def test_rates_of_a_run_leave_out_its_start() -> None:
         rates_of([{"step": 0, "eval/reward": 1.0}])
     with pytest.raises(ValueError, match="busy for a whole second"):
         rates_of([record(**{"generator/saturated_tokens_per_second": 0.0})])
+
+
+def test_the_drain_is_read_where_batches_take_turns() -> None:
+    in_turns = record(**{"timing_s/generate": 6.0, "groups/in_flight": 0})  # 8,800 tokens at 2,000 a second: 4.4 s
+    assert rates_of([in_turns] * 3).drain == pytest.approx(1.6)
+    assert rates_of([record(**{"timing_s/generate": 6.0, "groups/in_flight": 8})] * 3).drain == 0.0
+    assert rates_of([record(**{"timing_s/generate": 1.0, "groups/in_flight": 0})] * 3).drain == 0.0
 
 
 def test_the_run_says_the_same_live() -> None:

@@ -32,7 +32,7 @@ def test_an_attempt_is_another_group():
     ledger.issue(GroupId(0, 0, 1), version=0)
     with pytest.raises(LedgerError, match="out already"):
         Ledger(2, 0, out={GroupId(0, 0): 0}).issue(GroupId(0, 0), version=0)
-    assert ledger.oldest() == GroupId(0, 0, 0)
+    assert list(ledger.out) == [GroupId(0, 0, 0), GroupId(0, 0, 1)]
 
 
 @given(
