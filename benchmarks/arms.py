@@ -57,7 +57,7 @@ MEANS = (
     "sampling/importance_sampling_ratio/mean",
     *(f"timing_s/{stage}" for stage in STAGES),
 )
-CURVES = ("reward", "reward/kept", "eval/greedy_accuracy", "eval/sampled_accuracy")
+CURVES = ("reward", "reward/uncensored", "reward/kept", "eval/greedy_accuracy", "eval/sampled_accuracy")
 
 
 def arm_config(base: Config, arm: str, seed: int, seconds: float | None, steps: int, n: int | None) -> Config:
