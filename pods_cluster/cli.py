@@ -16,6 +16,7 @@ from rich.table import Table
 from pods_cluster import __version__, cli_plan
 from pods_cluster.cli_runs import add_to
 from pods_cluster.config import Config, ConfigError, load_config
+from pods_cluster.service.tokens import use_token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -161,6 +162,7 @@ def main() -> None:
     """Entry point: errors made for people are printed as such, others keep their traceback (PODS_DEBUG=1: all do)."""
     # A user's own rules and rewards lie where the command is typed; Ray hands this path on to its workers.
     sys.path.insert(0, os.getcwd())
+    use_token()
     try:
         app()
     except Exception as error:

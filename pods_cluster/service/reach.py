@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pods_cluster.dashboard.controls import LiveStatus, NotLive
 from pods_cluster.dashboard.live import RayControls
 from pods_cluster.service.checkpoints import latest
 from pods_cluster.service.places import place_of
+from pods_cluster.service.tokens import use_token
 from pods_cluster.telemetry.folder import RunFolder
 
 POLL_SECONDS = 0.5
@@ -22,22 +22,6 @@ T = TypeVar("T")
 
 class ReachError(Exception):
     """A run that cannot be found or asked; the text says where it was looked for and what to do."""
-
-
-def use_token() -> None:
-    """Use Ray's token where there is one and nothing else is said, as `ray.init` does; call it before ray is imported.
-
-    Ray's job client alone does not: against a cluster with tokens it would be refused.
-    """
-    if "RAY_AUTH_MODE" in os.environ:
-        return
-    there = (
-        bool(os.environ.get("RAY_AUTH_TOKEN"))
-        or bool(os.environ.get("RAY_AUTH_TOKEN_PATH"))
-        or (Path.home() / ".ray" / "auth_token").is_file()
-    )
-    if there:
-        os.environ["RAY_AUTH_MODE"] = "token"
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -177,3 +178,12 @@ def test_pools_larger_than_the_cluster_are_refused(made: Made, tmp_path: Path):
     assert result.returncode == 1
     assert "need 4 GPUs, the cluster has 0" in result.stderr
     assert not (tmp_path / "large").exists()
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(made: Made, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    result = run("check", str(CONFIG), *arguments(made, tmp_path, "away"), "--address", nobody, timeout=120)
+    assert result.returncode == 1
+    assert f"cluster.address: {nobody} cannot be used" in result.stderr
+    assert "refused" in result.stderr

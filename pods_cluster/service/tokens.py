@@ -1,0 +1,35 @@
+"""Before a cluster is talked to: its token, and whether anybody is there."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+PROBE_SECONDS = 10.0
+
+
+def use_token() -> None:
+    """Use Ray's token where there is one and nothing else is said; ray reads this when it is imported.
+
+    Ray's clients do not do this alone: a cluster with tokens (`ray start` makes one) would refuse them.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    there = (
+        bool(os.environ.get("RAY_AUTH_TOKEN"))
+        or bool(os.environ.get("RAY_AUTH_TOKEN_PATH"))
+        or (Path.home() / ".ray" / "auth_token").is_file()
+    )
+    if there:
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def probe(address: str, seconds: float = PROBE_SECONDS) -> None:
+    """Raises OSError where nobody answers at `host:port` (or `ray://host:port`) within `seconds`.
+
+    Ray itself tries for minutes. An address without a port is left to it.
+    """
+    host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
