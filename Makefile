@@ -22,12 +22,13 @@ quickstart: $(STAMP)
 	$(BIN)/pods quickstart
 
 # Processes of their own for the parts that start Ray clusters: Ray gives the actors of each new cluster the ids of the last
-# one, and a handle left over from that is collected as if it were theirs. Two at a time: much of a test is waiting.
+# one, and a handle left over from that is collected as if it were theirs. With cores to spare, `make test JOBS=3` runs parts side by side.
 SEPARATE = tests/service/test_live_scaling.py tests/service/test_settled_run.py
 PYTEST   = $(BIN)/python -m pytest
+JOBS    ?= 1
 
 test: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=test-%)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --keep-going $(if $(filter-out 1,$(JOBS)),--output-sync=target) $(PARTS:%=test-%)
 
 test-service: $(STAMP)
 	$(PYTEST) tests/service $(SEPARATE:%=--ignore=%)

@@ -28,7 +28,8 @@ class StepResult:
     """One step of the learner.
 
     `trained` and `lost` groups together are those of the selections. `metrics` has the registry's names. `seconds` by
-    stage: `fetch` (rollouts from the workers) and `update` (all forward and backward passes and optimiser steps).
+    stage: `fetch` (rollouts from the workers) and `update` (all forward and backward passes and optimiser steps);
+    `busy_seconds` is what the slowest rank needed of the latter.
     """
 
     metrics: dict[str, float]
@@ -42,6 +43,7 @@ class StepResult:
     updates: int
     seconds: dict[str, float]
     reasons: dict[str, int] = field(default_factory=dict)
+    busy_seconds: float = 0.0
 
 
 def plan_settings(config: Config, ranks: int | None = None) -> PlanSettings:
@@ -100,9 +102,10 @@ class LearnerGroup(Ranks):
         fetched = time.monotonic()
         seconds = {"fetch": fetched - began, "update": 0.0}
         metrics: dict[str, float] = {}
+        busy = 0.0
         updates = len(plan.ranks[0].updates)
         if updates:
-            metrics = await self._update(plan, step)
+            metrics, busy = await self._update(plan, step)
             seconds["update"] = time.monotonic() - fetched
         else:
             await self._all([rank.forget.remote() for rank in self.handles], GRACE, "drop rollouts")
@@ -122,9 +125,11 @@ class LearnerGroup(Ranks):
             updates=updates,
             seconds=seconds,
             reasons=reasons,
+            busy_seconds=busy,
         )
 
-    async def _update(self, plan: StepPlan, step: int) -> dict[str, float]:
+    async def _update(self, plan: StepPlan, step: int) -> tuple[dict[str, float], float]:
+        """Metrics, and the slowest rank's seconds."""
         learner = self.config.learner
         rate = learning_rate(
             step,
@@ -144,16 +149,16 @@ class LearnerGroup(Ranks):
         advantages = np.array([sequence.advantage for sequence in plan.sequences])
         padded = sum(result.padded_tokens for result in results)
         norms = results[0].grad_norms
-        return {
+        metrics = {
             **summarise(total.sums, total.maxima),
             "grad_norm": sum(norms) / len(norms) if norms else math.nan,
             "learning_rate": rate,
             "advantages/mean": float(advantages.mean()),
             "advantages/std": float(advantages.std(ddof=1)) if len(advantages) > 1 else 0.0,
-            "learner/busy_seconds": max(result.seconds for result in results),
             "learner/microbatches": float(results[0].microbatches),
             "learner/padding_share": 1.0 - sum(result.real_tokens for result in results) / max(padded, 1),
         }
+        return metrics, max(result.seconds for result in results)
 
     async def score(self, sequences: Sequence[Any], temperature: float) -> list[list[float]]:
         """Log-probabilities of (prompt ids, completion ids) pairs under the learner's weights."""

@@ -189,6 +189,7 @@ class Run:
             "rollouts/trained": float(result.trained_rollouts),
             "tokens/trained": float(result.trained_tokens),
             "learner/received_bytes": float(result.received_bytes),
+            "learner/busy_seconds": result.busy_seconds,
             **{f"timing_s/{stage}": seconds for stage, seconds in result.seconds.items()},
         }
         if result.trained_rollouts:
