@@ -14,7 +14,7 @@ def assign(
     `loads` are the workers' outstanding tokens. Each piece goes whole to the least loaded worker, which with the
     longest pieces first leaves the last worker at most a third later than the best schedule (Graham 1969). With
     `spread` no worker is filled beyond the level at which all would end together; what is left of a piece goes to
-    another (McNaughton 1959), so that at most one piece a worker is divided, and all end within a rollout.
+    another (McNaughton 1959), so that few pieces are divided, and none ends later than a rollout after that level.
     """
     heap = [(float(load), name) for name, load in loads.items()]
     heapq.heapify(heap)
