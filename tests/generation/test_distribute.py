@@ -37,7 +37,7 @@ def level_of(loads: list[int], tokens: float) -> float:
     {"a": 20, "b": 35, "c": 60, "d": 0},
 )
 def test_spread_over_workers_all_end_together(pieces: list[tuple[int, float]], loads: dict[str, int]) -> None:
-    """Law: no worker is filled beyond the common level by more than a rollout, and few pieces are divided."""
+    """Law: no worker is filled beyond the common level by more than a rollout."""
     shares = assign(pieces, loads, spread=True)
     ends = {name: float(load) for name, load in loads.items()}
     for (_, tokens), share in zip(pieces, shares, strict=True):
@@ -47,7 +47,6 @@ def test_spread_over_workers_all_end_together(pieces: list[tuple[int, float]], l
     filled = {name for share in shares for name in share}
     level = level_of(list(loads.values()), sum(count * tokens for count, tokens in pieces))
     assert all(ends[name] <= level + longest + 1e-6 * level for name in filled)
-    assert sum(len(share) - 1 for share in shares) <= len(loads) + len(pieces)
 
 
 @given(st.lists(st.just((64, 10.0)), min_size=1, max_size=30), st.integers(1, 7))
