@@ -67,7 +67,8 @@ def test_listeners_are_let_go_when_they_leave(tmp_path: Path) -> None:
     app = create_app([tmp_path], token=Token(SECRET))
     with Served(app) as served:
         with httpx.stream("GET", f"{served.url}/api/stream?run=run", timeout=60) as response:
-            next(messages(response))
+            told = messages(response)  # held: a generator that is dropped closes the response
+            next(told)
             assert len(app.state.hub) == 1
         gone = threading.Event()
         for _ in range(400):
