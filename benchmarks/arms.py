@@ -35,9 +35,9 @@ from pods_cluster.config import Config, build_config, dump_config, load_config
 from pods_cluster.data import load_eval, load_tokenizer
 from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.service.balance import Shape, rates_of, stages
-from pods_cluster.service.cluster import cards_of_their_own, connect
+from pods_cluster.service.cluster import connect
+from pods_cluster.service.publishing import publisher_of
 from pods_cluster.telemetry.catalog import STAGES
-from pods_cluster.weights.broadcast import Broadcaster
 
 ARMS: dict[str, dict[str, Any]] = {
     "sync": {"staleness": 0},
@@ -102,14 +102,7 @@ async def one_seed(
     pools, learners = Pools(first), LearnerGroup(first)
     try:
         await asyncio.gather(pools.start(first.generator.workers), learners.start())
-        resources = ray.cluster_resources()
-        publisher = Broadcaster(
-            learners.handles,
-            first.weights,
-            first.run.name,
-            gpus=cards_of_their_own(first, resources.get("GPU", 0.0)),
-            ranks_per_worker=first.generator.tensor_parallel,
-        )
+        publisher = publisher_of(first, learners)
         held_out = load_eval(first, load_tokenizer(first.model, light=True)) if first.run.eval.every else []
         with tempfile.TemporaryDirectory(prefix="pods-arms-") as folder:
             start = Path(folder) / "start"

@@ -22,10 +22,8 @@ from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.fetch import RolloutFetcher
 from pods_cluster.learning.group import StepResult
 from pods_cluster.quickstart.tokenizer import build_tokenizer
-from pods_cluster.selection.actor import start_selector
 from pods_cluster.service.run import Run
 from pods_cluster.service.selector_handle import SelectorHandle
-from pods_cluster.service.settling import settling_of
 from pods_cluster.telemetry.metrics import registry
 from pods_cluster.types import Prompt, Selection
 from pods_cluster.weights.broadcast import PublishReport
@@ -154,22 +152,13 @@ class Pools:
     ) -> Arm:
         """Run the configuration to its end on this pool, with `Learners` and a `Publisher` that may be real ones."""
         self._arms += 1
-        selector = start_selector(
-            f"paced-{self._arms}",
-            rule=config.selector.rule,
-            m=config.selector.keep,
-            n=config.generator.rollouts_per_prompt,
-            seed=config.run.seed,
-            no_signal=config.selector.no_signal,
-            staleness=config.staleness,
-            settling=settling_of(config),
-        )
-        await self.forward.to.remote(selector)
+        selector = SelectorHandle.start(config, f"paced-{self._arms}")
+        await self.forward.to.remote(selector.handle)
         records = records or Records()
         run = Run(
             config,
             pool=self.pool,
-            selector=SelectorHandle(selector, straggler=config.selector.straggler_timeout if config.staleness else 0.0),
+            selector=selector,
             learners=learners,
             publisher=publisher,
             stream=load_prompts(config, load_tokenizer(config.model, light=True)),
@@ -180,9 +169,9 @@ class Pools:
         run.scaler.target = type(run.scaler.target)(len(self.pool.workers), 1)
         try:
             await run.main(save=False)
-            return Arm(records.steps, await selector.stats.remote())
+            return Arm(records.steps, await selector.handle.stats.remote())
         finally:
-            ray.kill(selector)
+            ray.kill(selector.handle)
 
     async def close(self) -> None:
         await self.pool.close()

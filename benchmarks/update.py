@@ -25,19 +25,16 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks._groups import M, N, make_groups
 from benchmarks._machine import machine
 from pods_cluster.config import Config, build_config
 from pods_cluster.learning import process_group
 from pods_cluster.learning.group import plan_settings
 from pods_cluster.learning.plan import plan_step
 from pods_cluster.learning.trainer import Trainer
-from pods_cluster.selection.select import select
-from pods_cluster.types import FinishReason, GroupId, Locator, Rollout, Selection
 
-N, M = 64, 16
 VOCABULARY, PROMPT, LONGEST = 2048, 24, 96
 TARGET = 0.3
-Rollouts = dict[Locator, Rollout]
 
 
 def config_for(model: Path, groups: int) -> Config:
@@ -71,46 +68,6 @@ def build_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def make_groups(groups: int, rng: np.random.Generator) -> tuple[list[Selection], list[Selection], Rollouts]:
-    """Groups of 64, lengths spread over a factor of 6, binary rewards: all, and the 16 of greatest variance."""
-    everyone: list[Selection] = []
-    kept: list[Selection] = []
-    rollouts: Rollouts = {}
-    for row in range(groups):
-        group = GroupId(0, row)
-        prompt = tuple(rng.integers(0, VOCABULARY, PROMPT).tolist())
-        lengths = rng.integers(LONGEST // 6, LONGEST + 1, N).astype(np.int32)
-        rewards = (rng.random(N) < 0.5).astype(np.float64)
-        locators = [Locator("benchmark/generator/0", group, index) for index in range(N)]
-        for locator, length in zip(locators, lengths.tolist(), strict=True):
-            rollouts[locator] = Rollout(
-                group=group,
-                index=locator.index,
-                prompt_ids=prompt,
-                token_ids=rng.integers(0, VOCABULARY, length).tolist(),
-                logprobs=None,
-                finish_reason=FinishReason.STOP,
-                first_version=0,
-                last_version=0,
-            )
-        chosen = select(rewards, M, "max_variance", 0, group)
-        for index, into in ((np.arange(N), everyone), (np.sort(chosen.kept), kept)):
-            into.append(
-                Selection(
-                    group=group,
-                    locators=[locators[i] for i in index],
-                    rewards=rewards[index],
-                    lengths=lengths[index],
-                    prompt_tokens=PROMPT,
-                    first_versions=np.zeros(len(index), np.int32),
-                    group_mean=chosen.group_mean,
-                    group_std=chosen.group_std,
-                    group_valid=N,
-                )
-            )
-    return everyone, kept, rollouts
-
-
 def measure(groups: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -120,7 +77,9 @@ def measure(groups: int, repeats: int) -> dict[str, Any]:
         store = process_group.open_store("127.0.0.1", 1, 60)
         process_group.join(0, 1, "127.0.0.1", store.port, store=store, timeout=60, op_timeout=600)
         trainer = Trainer(config, 0, 1)
-        everyone, kept, rollouts = make_groups(groups, rng)
+        everyone, kept, rollouts = make_groups(
+            groups, rng, vocabulary=VOCABULARY, prompt_tokens=PROMPT, longest=LONGEST
+        )
         plans = {"all": plan_step(everyone, plan_settings(config)), "kept": plan_step(kept, plan_settings(config))}
         trainer.train(plans["kept"].ranks[0], rollouts, 1e-6)  # allocations and lazy set-up are not the update
         seconds: dict[str, list[float]] = {"all": [], "kept": []}

@@ -43,7 +43,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     import numpy as np
     import torch
 
-    from benchmarks import update
+    from benchmarks._groups import M, N, make_groups
     from pods_cluster.config import build_config
     from pods_cluster.learning import process_group
     from pods_cluster.learning.group import plan_settings
@@ -52,16 +52,15 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
 
     ranks, learner = ARMS[arm]
     gpu = torch.cuda.is_available()
-    update.PROMPT, update.LONGEST = arguments.prompt, arguments.longest
-    update.VOCABULARY = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     process_group.join(rank, ranks, "127.0.0.1", port, store=None, timeout=120, op_timeout=300)
     config = build_config(
         {
             "model": {"path": str(arguments.model), "dtype": "bfloat16" if gpu else "float32"},
             "data": {"path": "rows.jsonl", "max_prompt_tokens": arguments.prompt},
             "reward": [{"name": "math_answer"}],
-            "generator": {"engine": "transformers", "rollouts_per_prompt": update.N, "max_tokens": arguments.longest},
-            "selector": {"keep": update.M},
+            "generator": {"engine": "transformers", "rollouts_per_prompt": N, "max_tokens": arguments.longest},
+            "selector": {"keep": M},
             "learner": {
                 "prompts_per_step": arguments.groups,
                 "tokens_per_microbatch": arguments.budget,
@@ -73,7 +72,13 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
         }
     )
     trainer = Trainer(config, rank, ranks)
-    everyone, kept, rollouts = update.make_groups(arguments.groups, np.random.default_rng(0))
+    everyone, kept, rollouts = make_groups(
+        arguments.groups,
+        np.random.default_rng(0),
+        vocabulary=vocabulary,
+        prompt_tokens=arguments.prompt,
+        longest=arguments.longest,
+    )
     plans = {"all": plan_step(everyone, plan_settings(config)), "kept": plan_step(kept, plan_settings(config))}
     losses: list[float] = []
     if gpu:

@@ -148,7 +148,7 @@ def _advice(now: Stages, best: Stages) -> str:
         k = best.enough_staleness
         return (
             f"With staleness: 0 each pool waits while the other works, whatever the split; staleness: {k} would make "
-            f"the step of the best split about {max(best.generate, best.update) + best.sync:.2f} s."
+            f"the step of the best split about {best.pace:.2f} s."
         )
     shape = best.shape
     text = (
@@ -159,6 +159,6 @@ def _advice(now: Stages, best: Stages) -> str:
     if best.bound == "staleness":
         text += (
             f". It waits for the longest rollouts of a batch; staleness: {best.enough_staleness} would make the step "
-            f"{max(best.generate, best.update) + best.sync:.2f} s"
+            f"{best.pace:.2f} s"
         )
     return text

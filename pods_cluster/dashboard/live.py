@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from pods_cluster.dashboard.controls import ControlFailed, LiveStatus, NotLive, WorkerState
 from pods_cluster.names import NAMESPACE, actor_name
+from pods_cluster.service.tokens import knock
 
 FIND_SECONDS = 10.0
 KNOCK_SECONDS = 3.0
@@ -116,7 +116,7 @@ class RayControls:
                 return  # None: the process was connected by someone else, and stays so
             if ray.is_initialized():
                 ray.shutdown()
-            _knock(address)
+            knock(address, KNOCK_SECONDS)
             # It is told on every thread but the main one that a signal is not handled there.
             logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
@@ -136,16 +136,6 @@ class RayControls:
             raise NotLive(f"{run}: its controller has ended ({_first_line(error)})") from error
         except RayTaskError as error:
             raise ControlFailed(f"{run}: {_first_line(error.cause or error)}") from error
-
-
-def _knock(address: str) -> None:
-    """Raises ConnectionError where nothing listens: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
-        except OSError as error:
-            raise ConnectionError(f"{address}: {error.strerror or error}") from error
 
 
 async def _on_a_thread(call: Callable[[], Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -28,9 +28,7 @@ class GeneratorPool(PoolMembers):
 
     def __init__(self, config: Config, selector: Any, *, actor_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, selector, actor_options)
-        self._read: dict[str, Counter[str]] = {}
-        self._generated: dict[str, int] = {}
-        self._busy: dict[str, float] = {}
+        self._last: dict[str, WorkerStats] = {}
         self._asked_at = time.monotonic()
 
     async def adopt(self, version: int) -> None:
@@ -146,21 +144,24 @@ class GeneratorPool(PoolMembers):
 
     async def stats(self) -> PoolStats:
         """Every worker that answers; counts are those since the last call."""
-        workers = await self._all_stats()
-        now = counters(workers)
+        workers, last = await self._all_stats(), self._last
+        before = counters(last)
         since: Counter[str] = Counter({"generator/replaced": self._replaced, "generator/preemptions": 0})
-        for name, counts in now.items():
-            since.update(counts - self._read.get(name, Counter()))
-        self._replaced = 0
-        self._read = now
-        tokens = {name: answer.engine.generated_tokens for name, answer in workers.items()}
-        generated = sum(count - self._generated.get(name, 0) for name, count in tokens.items())
+        for name, counts in counters(workers).items():
+            since.update(counts - before.get(name, Counter()))
         seconds, self._asked_at = time.monotonic() - self._asked_at, time.monotonic()
-        self._generated = tokens
-        busy = {name: answer.engine.busy_seconds for name, answer in workers.items()}
-        worked = sum(count - self._busy.get(name, 0.0) for name, count in busy.items())
-        self._busy = busy
-        return PoolStats(workers, since, generated, seconds, worked)
+        self._replaced, self._last = 0, workers
+
+        def grown(count: Callable[[WorkerStats], float]) -> float:
+            return sum(count(now) - (count(last[name]) if name in last else 0) for name, now in workers.items())
+
+        return PoolStats(
+            workers,
+            since,
+            generated_tokens=int(grown(lambda stats: stats.engine.generated_tokens)),
+            seconds=seconds,
+            busy_seconds=grown(lambda stats: stats.engine.busy_seconds),
+        )
 
     # Within.
 

@@ -78,7 +78,7 @@ class SelectorCore:
         self.fate_counts: Counter[Fate] = Counter()
         self.ignored: Counter[str] = Counter()
         self._groups: dict[GroupId, GroupAssembler] = {}
-        self._orders_of: dict[GroupId, int] = {}  # of the same groups; sorting by it runs without Python code
+        self._orders_of: dict[GroupId, int] = {}  # place of each in the order of issue
         self._unevaluated: dict[GroupId, None] = {}
         self._trainable: dict[GroupId, Evaluation] = {}
         self._fates: deque[GroupFate] = deque()
@@ -104,8 +104,8 @@ class SelectorCore:
         self._issued = max(self._issued, self._issued if order is None else order) + 1
         settling = self.settings.settling
         first = size if settling is None else settling.first(size, self.settings.m)
-        held = GroupAssembler(group, size, self._issued - 1 if order is None else order, first)
-        self._groups[group], self._orders_of[group] = held, held.order
+        self._groups[group] = GroupAssembler(group, size, first)
+        self._orders_of[group] = self._issued - 1 if order is None else order
         return first
 
     def add(self, shard: GroupShard) -> None:

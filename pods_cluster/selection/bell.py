@@ -12,7 +12,7 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # woken in the order in which they came
 
     def ring(self) -> None:
         for future in self._waiting:
@@ -24,12 +24,12 @@ class Bell:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(seconds, _wake, future)
-        self._waiting.add(future)
+        self._waiting[future] = None
         try:
             await future
         finally:
             timer.cancel()
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -55,7 +55,7 @@ class Evaluation:
 class GroupAssembler:
     """Numbers of one group's rollouts, kept by rollout index so that the order of arrival leaves no trace.
 
-    `order` is the group's place in the order of issue. Rollouts 0 … `issued` - 1 of the `size` have been asked for,
+    Rollouts 0 … `issued` - 1 of the `size` have been asked for,
     `first` of them at once. The group is complete when finished and lost rollouts account for all issued ones.
     `settled`: it was stopped early. `holder` [size] is the position in `workers` of the worker in whose memory a
     rollout lies.
@@ -63,7 +63,6 @@ class GroupAssembler:
 
     group: GroupId
     size: int
-    order: int
     issued: int = 0
     """0: all of them."""
     first: int = field(init=False)

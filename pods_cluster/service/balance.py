@@ -88,9 +88,23 @@ class Stages:
     update: float
     sync: float
     drain: float
-    step: float
     balanced_rollouts: int
     balanced_generators: float
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a step of the slower pool, when it never waits."""
+        return max(self.generate, self.update) + self.sync
+
+    @property
+    def way(self) -> float:
+        """Seconds of one batch from its first token to the weights that it made."""
+        return self.generate + self.drain + self.update + self.sync
+
+    @property
+    def step(self) -> float:
+        k = self.shape.staleness
+        return max(self.pace, self.way / (k + 1)) if k else self.way
 
     @property
     def generator_idle(self) -> float:
@@ -112,9 +126,7 @@ class Stages:
     @property
     def enough_staleness(self) -> int:
         """The least k at which enough batches are out that the slower pool never waits for one to drain."""
-        way = self.generate + self.drain + self.update + self.sync
-        pace = max(self.generate, self.update) + self.sync
-        return max(1, math.ceil(way / pace * (1 - 1e-9)) - 1)
+        return max(1, math.ceil(self.way / self.pace * (1 - 1e-9)) - 1)
 
 
 def stages(rates: Rates, shape: Shape) -> Stages:
@@ -122,15 +134,12 @@ def stages(rates: Rates, shape: Shape) -> Stages:
     each = shape.prompts * rates.length / (shape.generators * rates.generate)  # seconds for one more rollout a prompt
     generate = each * shape.rollouts
     update = shape.prompts * shape.keep * rates.kept_length / (shape.ranks * rates.update)
-    way = generate + rates.drain + update + rates.sync_seconds
-    pace = max(generate, update) + rates.sync_seconds
     return Stages(
         shape=shape,
         generate=generate,
         update=update,
         sync=rates.sync_seconds,
         drain=rates.drain,
-        step=max(pace, way / (shape.staleness + 1)) if shape.staleness else way,
         balanced_rollouts=max(shape.keep, round(update / each)),
         balanced_generators=shape.generators * generate / update,
     )

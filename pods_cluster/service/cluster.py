@@ -12,7 +12,7 @@ import ray
 from pods_cluster.config import Config
 from pods_cluster.names import NAMESPACE
 from pods_cluster.service.scaling import Sizes
-from pods_cluster.service.tokens import probe
+from pods_cluster.service.tokens import knock
 
 SPARE_SLOTS = 8
 """CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
@@ -108,7 +108,7 @@ def _initialise(config: Config, *, quiet: bool) -> None:
     remote = address not in ("auto", "local") or (address == "auto" and bool(os.environ.get("RAY_ADDRESS")))
     try:
         if remote:
-            probe(os.environ["RAY_ADDRESS"] if address == "auto" else address)
+            knock(os.environ["RAY_ADDRESS"] if address == "auto" else address)
             ray.init(address=None if address == "auto" else address, **options)
             return
         # A cluster of its own must not be joined by, or join, one that a variable points to.

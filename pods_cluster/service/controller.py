@@ -15,9 +15,9 @@ from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.names import NAMESPACE, actor_name
-from pods_cluster.selection.actor import start_selector
 from pods_cluster.service import checkpoints, live, places
-from pods_cluster.service.cluster import cards_of_their_own, hint_autoscaler
+from pods_cluster.service.cluster import hint_autoscaler
+from pods_cluster.service.publishing import publisher_of
 from pods_cluster.service.run import Run, RunError
 from pods_cluster.service.scaling import ScaleError
 from pods_cluster.service.selector_handle import SelectorHandle
@@ -25,7 +25,6 @@ from pods_cluster.service.settling import settling_of
 from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.recorder import Feed, Recorder
 from pods_cluster.telemetry.summary import Summary, write_summary
-from pods_cluster.weights.broadcast import Broadcaster
 
 CLOSE_SECONDS = 60.0
 
@@ -52,7 +51,7 @@ class Controller:
         No part of the constructor: what an actor's constructor raises arrives as the actor's death.
         """
         config, resume = self.config, self._resume
-        self.settling = settling_of(config)
+        settling_of(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
@@ -118,20 +117,8 @@ class Controller:
         config, name = self.config, self.config.run.name
         self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
                             f"learner rank(s)")  # fmt: skip
-        selector = start_selector(
-            name,
-            rule=config.selector.rule,
-            m=config.selector.keep,
-            n=config.generator.rollouts_per_prompt,
-            seed=config.run.seed,
-            min_valid=config.selector.min_valid,
-            no_signal=config.selector.no_signal,
-            scope=config.learner.advantage.scope,
-            staleness=config.staleness,
-            rule_options=config.selector.options,
-            settling=self.settling,
-        )
-        pool = GeneratorPool(config, selector)
+        selector = SelectorHandle.start(config, name)
+        pool = GeneratorPool(config, selector.handle)
         learners = LearnerGroup(config)
         self._closing = [pool, learners]
         starts = [asyncio.ensure_future(pool.start()), asyncio.ensure_future(learners.start())]
@@ -144,15 +131,9 @@ class Controller:
         run = Run(
             config,
             pool=pool,
-            selector=SelectorHandle(selector, straggler=config.selector.straggler_timeout if config.staleness else 0.0),
+            selector=selector,
             learners=learners,
-            publisher=Broadcaster(
-                learners.handles,
-                config.weights,
-                name,
-                gpus=cards_of_their_own(config, ray.cluster_resources().get("GPU", 0.0)),
-                ranks_per_worker=config.generator.tensor_parallel,
-            ),
+            publisher=publisher_of(config, learners),
             stream=self.stream,
             held_out=list(self.held_out),
             recorder=self.recorder,

@@ -19,7 +19,7 @@ from typing import Any
 import pods_cluster
 from pods_cluster.config import load_config
 from pods_cluster.service.bundle import Bundle, bundle_of
-from pods_cluster.service.reach import use_token
+from pods_cluster.service.tokens import use_token
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 1.0

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from pods_cluster.config import Config
+from pods_cluster.selection.actor import start_selector
 from pods_cluster.selection.assembly import Decision
 from pods_cluster.selection.stopping import Orders
 from pods_cluster.service.assembly import RunError
+from pods_cluster.service.settling import settling_of
 from pods_cluster.types import GroupId
 
 CALL_SECONDS = 60.0
@@ -20,6 +23,24 @@ class SelectorHandle:
 
     `straggler` is how many seconds a step that could be filled waits for the oldest groups.
     """
+
+    @classmethod
+    def start(cls, config: Config, name: str) -> SelectorHandle:
+        """Start the selector of this configuration as `<name>/selector/0`. Raises ConfigError (see `settling_of`)."""
+        handle = start_selector(
+            name,
+            rule=config.selector.rule,
+            m=config.selector.keep,
+            n=config.generator.rollouts_per_prompt,
+            seed=config.run.seed,
+            min_valid=config.selector.min_valid,
+            no_signal=config.selector.no_signal,
+            scope=config.learner.advantage.scope,
+            staleness=config.staleness,
+            rule_options=config.selector.options,
+            settling=settling_of(config),
+        )
+        return cls(handle, straggler=config.selector.straggler_timeout if config.staleness else 0.0)
 
     def __init__(self, handle: Any, *, straggler: float = 0.0) -> None:
         self.handle = handle

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-PROBE_SECONDS = 10.0
+KNOCK_SECONDS = 10.0
 
 
 def use_token() -> None:
@@ -25,11 +25,14 @@ def use_token() -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def probe(address: str, seconds: float = PROBE_SECONDS) -> None:
-    """Raises OSError where nobody answers at `host:port` (or `ray://host:port`) within `seconds`.
+def knock(address: str, seconds: float = KNOCK_SECONDS) -> None:
+    """Raises ConnectionError where nobody listens at `host:port` (or `ray://host:port`) within `seconds`.
 
-    Ray itself tries for minutes. An address without a port is left to it.
+    Ray itself would try for minutes. An address without a port is left to it.
     """
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+        except OSError as error:
+            raise ConnectionError(f"{address}: {error.strerror or error}") from error
