@@ -6,6 +6,10 @@ STAMP   = $(VENV)/.installed
 
 PARTS = service learning generation separate rest
 
+# Many container images set this. What is installed below is not compiled ahead, so that no process would find a compiled
+# module: each would compile torch, transformers, Ray and DeepSpeed for itself, which makes its start three times as long.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test lint format docs clean $(PARTS:%=test-%)
 
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile

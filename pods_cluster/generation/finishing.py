@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from pods_cluster.scoring import Score, ScoreRequest, ScorerPool
 from pods_cluster.types import FinishReason, Prompt, Rollout
+
+if TYPE_CHECKING:  # the controller names the worker's class and needs none of what its engine imports
+    from transformers import PreTrainedTokenizerBase
 
 Done = Callable[[Rollout], None]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from pods_cluster.config import Config
 from pods_cluster.learning.checkpoint_format import divisible
-from pods_cluster.learning.loss import Sums, summarise
 from pods_cluster.learning.plan import PlanSettings, StepPlan, plan_step
 from pods_cluster.learning.rank import RankMemory
 from pods_cluster.learning.ranks import GRACE, LearnerError, Ranks, ResizeError
 from pods_cluster.learning.schedule import learning_rate
+from pods_cluster.learning.sums import Sums, summarise
 from pods_cluster.types import GroupId, Selection
 
 __all__ = ["LearnerError", "LearnerGroup", "ResizeError", "StepResult", "plan_settings"]

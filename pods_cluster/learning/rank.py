@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pods_cluster.learning.fetch import FetchReport
     from pods_cluster.learning.forward import TokenPair
     from pods_cluster.learning.plan import RankPlan
-    from pods_cluster.learning.trainer import RankResult
+    from pods_cluster.learning.sums import RankResult
     from pods_cluster.weights.types import TensorSpec, WeightUpdate
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,25 +13,12 @@ from torch import Tensor
 from pods_cluster.config import Config
 from pods_cluster.learning.engine import TrainingEngine
 from pods_cluster.learning.forward import Policy, TokenPair, collate, without_adapter
-from pods_cluster.learning.loss import LossSettings, Sums, grpo_loss
+from pods_cluster.learning.loss import LossSettings, grpo_loss
 from pods_cluster.learning.model import load_model, prepare
 from pods_cluster.learning.plan import MicroBatch, RankPlan
 from pods_cluster.learning.source import AdapterWeights, LearnerWeights
+from pods_cluster.learning.sums import RankResult, Sums
 from pods_cluster.types import Locator, Rollout
-
-
-@dataclass(slots=True)
-class RankResult:
-    """What one rank measured in one step: sums over its tokens, and what is the same on every rank."""
-
-    sums: Sums = field(default_factory=Sums)
-    grad_norms: list[float] = field(default_factory=list)
-    learning_rate: float = 0.0
-    microbatches: int = 0
-    padded_tokens: int = 0
-    real_tokens: int = 0
-    largest_microbatch: int = 0
-    seconds: float = 0.0
 
 
 def correction_is_on(config: Config) -> bool:

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.learning.loss import LossSettings, Sums, grpo_loss, summarise
+from pods_cluster.learning.loss import LossSettings, grpo_loss
+from pods_cluster.learning.sums import Sums, summarise
 
 numbers = st.floats(-3, 3, width=32)
 tokens = st.lists(
