@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -124,18 +123,3 @@ def test_an_adapter_after_whole_weights_is_refused(started: VllmEngine) -> None:
     with pytest.raises(WeightTransferError, match="took whole weights before"):
         publish(started, AdaptedModel(build("tied"), 0))
     assert started.closed
-
-
-def test_in_a_process_of_its_own(started: VllmEngine, tmp_path: Path) -> None:
-    """The last test here: it ends the other engine, as two would share vLLM's state."""
-    started.close()
-    base = build("untied")
-    base.save_pretrained(tmp_path / "model")
-    engine = make_vllm_engine(config(tmp_path / "model", process=True), None)
-    try:
-        model = AdaptedModel(base, 3)
-        learner = publish(engine, model)
-        assert [r.token_ids for r in generate(engine, 1)] == [greedy(model.merged(), list(p), 24) for p in PROMPTS]
-        assert difference(learner.sender.fingerprints(), engine.fingerprints()) == ""
-    finally:
-        engine.close()

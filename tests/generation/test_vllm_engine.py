@@ -99,16 +99,13 @@ class Engines:
         """The engine with the weights of `build(name)`, whatever was done to it before."""
         if self._name != name:
             self.close()
-            process = name == "process"
-            self._engine = make_vllm_engine(
-                config(self.path("tied" if not process else "untied"), process=process), None
-            )
+            self._engine = make_vllm_engine(config(self.path(name)), None)
             self._name, self._engine.version = name, 0
         engine = self._engine
         assert engine is not None
         assert not engine.in_flight
         if engine.version != 0 or engine.closed:
-            publish(engine, build("tied" if name != "process" else "untied"), 0)
+            publish(engine, build(name), 0)
         return engine
 
     def row(self) -> int:
@@ -456,35 +453,6 @@ def test_kept_rollouts_are_scored_afterwards(engine: VllmEngine) -> None:
         assert rollout.logprobs == pytest.approx(
             forced(build("tied"), rollout.prompt_ids, rollout.token_ids, 0.7), abs=1e-4
         )
-
-
-def test_a_process_of_its_own(engines: Engines) -> None:
-    engine = engines.get("process")
-    old, new = build("untied", 0), build("untied", 1)
-    prompts = unending(old, 4, 40)
-    items = [request(0, index, prompt=prompt, temperature=0.0, max_tokens=40) for index, prompt in enumerate(prompts)]
-    engine.submit(items)
-    made: dict[str, int] = {}
-    while min(made.values(), default=0) < 3 and len(engine._keys) == 4:
-        assert not engine.step()
-        made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
-    engine.abort([items[3].key])
-    publish(engine, new, 1)
-    made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
-    done = finish(engine)
-    assert done[items[3].key].finish_reason is FinishReason.ABORT
-    for item in items[:3]:
-        rollout = done[item.key]
-        prefix = greedy(old, list(item.prompt_ids), 40)[: made[item.key]] if item.key in made else rollout.token_ids
-        assert rollout.token_ids == prefix + greedy(new, [*item.prompt_ids, *prefix], 40 - len(prefix))
-    assert difference(fingerprints(new.named_parameters()), engine.fingerprints()) == ""
-    [scores] = engine.score([((9, 10), (11, 12, 13))], 0.7)
-    assert scores == pytest.approx(forced(new, (9, 10), [11, 12, 13], 0.7), abs=1e-4)
-    with pytest.raises(WeightLoadError, match="are not in the update"):
-        publish(engine, build("tied"), 2)
-    assert engine.closed
-    publish(engine, old, 3)
-    assert run(engine, [request(1, temperature=0.0)])[0].token_ids == greedy(old, list(PROMPT), 24)
 
 
 @pytest.mark.parametrize(
