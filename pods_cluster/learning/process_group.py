@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -77,7 +78,25 @@ def attach_deepspeed() -> None:
             "this DeepSpeed has no build_shm_op to leave out; it may compile an operator now, for about a minute"
         )
     backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
+    _import_muon()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+
+
+def _import_muon() -> None:
+    """DeepSpeed imports its optimiser Muon to see that ours is another one, and that module compiles a function. Here
+    it is imported uncompiled, before: no rank uses it, and torch's compiler takes more than a second to import.
+    """
+    switch = "TORCHDYNAMO_DISABLE"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        with contextlib.suppress(ImportError):  # other versions have it elsewhere, or not at all
+            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        if before is None:
+            del os.environ[switch]
+        else:
+            os.environ[switch] = before
 
 
 def leave() -> None:
