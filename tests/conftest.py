@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Ray would start an idle process for each CPU slot of a cluster, but an actor with environment variables of its own, as
+# workers and ranks have them, gets another one.
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,3 +20,4 @@ def no_handles_left_behind() -> Iterator[None]:
     """
     yield
     gc.collect()
+    gc.freeze()  # what is left is imports for the most part; the next module's collection need not walk them again

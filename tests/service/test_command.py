@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,18 +73,22 @@ def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
 
 
 def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_path: Path):
-    whole = run("train", "--plain", str(CONFIG), *arguments(made, tmp_path, "whole"))
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    code, output = interrupt_after(
-        2, tmp_path / "broken", "train", "--plain", str(CONFIG), *arguments(made, tmp_path, "broken")
-    )
-    assert code == 0, output
-    assert "Ctrl-C" in output
-    stopped = RunFolder.open(tmp_path / "broken")
-    reached = max(record["step"] for record in stopped.read_metrics())
-    assert 2 <= reached < 5, output
-    resumed = run("train", "--plain", "--resume", str(CONFIG), *arguments(made, tmp_path, "broken"))
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    broken = ("train", "--plain", str(CONFIG), *arguments(made, tmp_path, "broken"))
+    # Two commands at a time, each with a cluster of its own: most of their time they wait for processes to come up.
+    with ThreadPoolExecutor(1) as beside:
+        unbroken = beside.submit(run, "train", "--plain", str(CONFIG), *arguments(made, tmp_path, "whole"))
+        code, output = interrupt_after(2, tmp_path / "broken", *broken)
+        whole = unbroken.result()
+        assert whole.returncode == 0, whole.stdout + whole.stderr
+        assert code == 0, output
+        assert "Ctrl-C" in output
+        stopped = RunFolder.open(tmp_path / "broken")
+        reached = max(record["step"] for record in stopped.read_metrics())
+        assert 2 <= reached < 5, output
+        evaluated = beside.submit(run, "eval", "--json", str(tmp_path / "whole"))
+        resumed = run(*broken, "--resume")
+        assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+        evaluation = evaluated.result()
 
     first, second = RunFolder.open(tmp_path / "whole"), RunFolder.open(tmp_path / "broken")
     rewards = [{r["step"]: r["reward"] for r in folder.read_metrics() if "reward" in r} for folder in (first, second)]
@@ -101,7 +106,7 @@ def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_p
 
     _a_run_leaves_what_people_read(first)
     _a_second_start_is_refused(made, tmp_path)
-    _its_checkpoint_is_evaluated(first)
+    _its_checkpoint_was_evaluated(evaluation, first)
 
 
 def _a_run_leaves_what_people_read(folder: RunFolder) -> None:
@@ -125,8 +130,7 @@ def _a_second_start_is_refused(made: Made, runs: Path) -> None:
     assert ".py" not in again.stderr  # no line of a traceback either
 
 
-def _its_checkpoint_is_evaluated(folder: RunFolder) -> None:
-    result = run("eval", "--json", str(folder.path))
+def _its_checkpoint_was_evaluated(result: subprocess.CompletedProcess[str], folder: RunFolder) -> None:
     assert result.returncode == 0, result.stderr
     values = json.loads(result.stdout.strip().splitlines()[-1])
     last = [record for record in folder.read_metrics() if "eval/reward" in record][-1]

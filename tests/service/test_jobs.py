@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,15 +97,17 @@ def test_a_job_runs_with_its_log_its_secret_and_its_exit_code(head: Head, made: 
     (tmp_path / "unneeded.bin").write_bytes(b"0" * 1000)
     (tmp_path / "run.yaml").write_text((Path(__file__).parents[2] / "pods_cluster/quickstart/run.yaml").read_text())
 
-    def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
-        overrides = [*made.overrides(tmp_path / "runs"), *SETTINGS, "reward.0.name=mine.py:reward", *arguments]
+    def submit(name: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        overrides = [*made.overrides(tmp_path / "runs"), *SETTINGS, "reward.0.name=mine.py:reward", name, *arguments]
         command = [sys.executable, "-m", "pods_cluster.cli", "submit", "run.yaml", *overrides]
         return subprocess.run(
             [*command, "--address", head.server, "--env", "MY_SECRET"], cwd=tmp_path, capture_output=True, text=True,
             env={**head.env, "MY_SECRET": SECRET}, timeout=200, check=False,
         )  # fmt: skip
 
-    done = submit("run.name=job")
+    # Both at once: a job waits for its processes to come up, most of its time.
+    with ThreadPoolExecutor(2) as pool:
+        done, failed = pool.map(submit, ["run.name=job", "run.name=failing"], [[], ["model.path=/nowhere"]])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sent mine.py, run.yaml" in done.stdout
     assert "forwarded MY_SECRET" in done.stdout
@@ -114,6 +117,5 @@ def test_a_job_runs_with_its_log_its_secret_and_its_exit_code(head: Head, made: 
     told = done.stdout + done.stderr + "".join(path.read_text() for path in folder.path.glob("*.*"))
     assert SECRET not in told
 
-    failed = submit("run.name=failing", "model.path=/nowhere")
     assert failed.returncode == 1
     assert "/nowhere" in failed.stdout
