@@ -1,4 +1,8 @@
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +24,22 @@ def one_rank():
     process_group.join(0, 1, "127.0.0.1", store.port, store=store, timeout=60, op_timeout=60)
     yield
     process_group.leave()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two ranks found, each of them, after one rank (`before`) had left its states in `folder`."""
+
+    folder: Path
+    before: dict[str, Any]
+    found: Sequence[Any]
+
+
+@pytest.fixture(scope="session")
+def two(one_rank, model_folder, tmp_path_factory):
+    from . import resharding
+    from .pair import run_pair
+
+    folder = tmp_path_factory.mktemp("pair")
+    before = {case: resharding.first_half(case, model_folder, folder / "grown", 0, 1) for case in resharding.CASES}
+    return Pair(folder, before, run_pair(model_folder, folder))

@@ -1,12 +1,11 @@
-"""Learner states that change their number of ranks: `python -m learning.resharding RANK PORT MODEL FOLDER`.
+"""Learner states that change their number of ranks (see pair.py and test_resharding.py).
 
 The pair of ranks goes on with what one rank saved under FOLDER/grown and saves, under FOLDER/shrunk, what one rank
-goes on with (see test_resharding.py).
+goes on with.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from learning.support import config_for, make_step
 from pods_cluster.config import Config
-from pods_cluster.learning import checkpoint, process_group
+from pods_cluster.learning import checkpoint
 from pods_cluster.learning.group import plan_settings
 from pods_cluster.learning.plan import plan_step
 from pods_cluster.learning.trainer import Trainer
@@ -71,17 +70,8 @@ def second_half(case: str, model: Path, folder: Path, rank: int, ranks: int) -> 
     return {"losses": losses, "loaded": loaded, "weights": weights(trainer)}
 
 
-def main() -> None:
-    rank, port, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-    torch.set_num_threads(1)
-    process_group.join(rank, 2, "127.0.0.1", port, store=None, timeout=120, op_timeout=120)
-    found = {
+def found_by(rank: int, model: Path, folder: Path) -> dict[str, Any]:
+    return {
         "grown": {case: second_half(case, model, folder / "grown", rank, 2) for case in CASES},
         "shrunk": {case: first_half(case, model, folder / "shrunk", rank, 2) for case in CASES},
     }
-    torch.save(found, folder / f"rank-{rank}.pt")
-    process_group.leave()
-
-
-if __name__ == "__main__":
-    main()

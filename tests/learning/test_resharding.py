@@ -11,27 +11,23 @@ from pods_cluster.learning import checkpoint
 from pods_cluster.learning.trainer import Trainer
 
 from . import resharding
-from .pair import run_pair
-from .resharding import CASES, RATES, config_of, first_half, second_half, steps
+from .resharding import CASES, RATES, config_of, second_half, steps
 from .support import OneBigBatch, make_step
 from .test_trainer import assert_same_parameters
 
 
 @pytest.fixture(scope="module")
-def changed(one_rank, model_folder, tmp_path_factory):
+def changed(two, model_folder):
     """What each change found: {"grown" (1 to 2) | "shrunk" (2 to 1): {case: (first half, second half)}}, by rank 0."""
-    folder = tmp_path_factory.mktemp("changed")
-    small = {case: first_half(case, model_folder, folder / "grown", 0, 1) for case in CASES}
-    pair = run_pair("learning.resharding", folder, model_folder, folder)
-    alone = {case: second_half(case, model_folder, folder / "shrunk", 0, 1) for case in CASES}
+    alone = {case: second_half(case, model_folder, two.folder / "shrunk", 0, 1) for case in CASES}
 
     def together(way, case):
-        one, two = (ranks[way][case] for ranks in pair)
-        return {**one, "losses": [a + b for a, b in zip(one["losses"], two["losses"], strict=True)]}
+        one, other = (found["resharding"][way][case] for found in two.found)
+        return {**one, "losses": [a + b for a, b in zip(one["losses"], other["losses"], strict=True)]}
 
     return {
-        "folder": folder,
-        "grown": {case: (small[case], together("grown", case)) for case in CASES},
+        "folder": two.folder,
+        "grown": {case: (two.before[case], together("grown", case)) for case in CASES},
         "shrunk": {case: (together("shrunk", case), alone[case]) for case in CASES},
     }
 

@@ -6,17 +6,15 @@ from transformers import AutoModelForCausalLM
 
 from pods_cluster.learning.trainer import Trainer
 
-from .pair import run_pair
 from .support import OneBigBatch, config_for, make_step, true_log_probs
 from .test_trainer import assert_same_parameters
 from .two_ranks import RATES, SCENARIOS
 
 
-@pytest.fixture(scope="module")
-def pair(model_folder, tmp_path_factory):
+@pytest.fixture
+def pair(two):
     """What each of the two ranks found, by scenario."""
-    folder = tmp_path_factory.mktemp("pair")
-    return run_pair("learning.two_ranks", folder, model_folder, folder)
+    return [found["two_ranks"] for found in two.found]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -1,18 +1,11 @@
-"""Two learner ranks as plain processes: `python -m learning.two_ranks RANK PORT MODEL FOLDER` (see test_two_ranks.py).
-
-All scenarios run in one pair of processes, because a process spends far more time on its imports than on them.
-"""
+"""What each of two learner ranks does for test_two_ranks.py (see pair.py)."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from learning.support import config_for, make_step
-from pods_cluster.learning import process_group
 from pods_cluster.learning.group import plan_settings
 from pods_cluster.learning.plan import plan_step
 from pods_cluster.learning.trainer import Trainer
@@ -60,14 +53,5 @@ def train(scenario: str, model: Path, rank: int, ranks: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    rank, port, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-    torch.set_num_threads(1)
-    process_group.join(rank, 2, "127.0.0.1", port, store=None, timeout=120, op_timeout=120)
-    found = {name: train(name, model, rank, 2) for name in SCENARIOS}
-    torch.save(found, folder / f"rank-{rank}.pt")
-    process_group.leave()
-
-
-if __name__ == "__main__":
-    main()
+def found_by(rank: int, model: Path) -> dict[str, Any]:
+    return {name: train(name, model, rank, 2) for name in SCENARIOS}
