@@ -21,7 +21,7 @@ from pods_cluster.learning.group import LearnerGroup
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.service.demo import CONFIG
 from pods_cluster.service.selector_handle import SelectorHandle
-from pods_cluster.types import GroupId, SamplingParams
+from pods_cluster.types import GroupId, Prompt, SamplingParams
 from pods_cluster.weights.broadcast import Broadcaster
 from pods_cluster.weights.fingerprint import difference
 
@@ -36,68 +36,108 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize(("zero_stage", "ranks", "lora"), [(1, 1, None), (3, 2, None), (2, 2, "{rank: 8, alpha: 8}")])
-def test_after_updates_engine_and_learner_are_one_model(
-    cluster: None, made: Made, tmp_path: Path, zero_stage: int, ranks: int, lora: str | None
-):
+class Generators:
+    """Two workers and a selector for all tests here: each learner group sends its weights over those of the last one."""
+
+    def __init__(self, config: Config) -> None:
+        self.selector = start_selector(
+            config.run.name,
+            rule=config.selector.rule,
+            m=config.selector.keep,
+            n=config.generator.rollouts_per_prompt,
+            seed=0,
+        )
+        self.pool = GeneratorPool(config, self.selector)
+        self.learners = 0
+
+    async def start(self) -> None:
+        """Called beside the start of each learner group, as a run starts both."""
+        if not self.pool.workers:
+            await self.pool.start()
+        self.learners += 1
+
+    @property
+    def first_version(self) -> int:
+        return 10 * (self.learners - 1)
+
+    def group(self, prompt: Prompt) -> GroupId:
+        """The groups of each learner group are other attempts."""
+        return GroupId(prompt.epoch, prompt.row, self.learners - 1)
+
+
+def settings(made: Made, *more: str) -> Config:
     reward = Path(__file__).parent / "rewards.py"
-    config = load_config(
+    return load_config(
         CONFIG,
         [
-            *made.overrides(tmp_path),
-            f"run.name=agree-{zero_stage}",
+            *made.overrides(Path("unused")),
             f"reward.0.name={reward}:even_digits",
-            f"learner.workers={ranks}",
-            f"learner.zero_stage={zero_stage}",
-            f"learner.lora={lora or 'null'}",
             "learner.prompts_per_step=4",
             "learner.learning_rate=1e-3",
             "generator.workers=2",
             "generator.rollouts_per_prompt=8",
             "generator.temperature=0.7",
             "weights.bucket_megabytes=0.5",
+            *more,
         ],
     )
-    asyncio.run(_check(config, tmp_path / "export"))
 
 
-async def _check(config: Config, export: Path) -> None:
-    selector = start_selector(
-        config.run.name,
-        rule=config.selector.rule,
-        m=config.selector.keep,
-        n=config.generator.rollouts_per_prompt,
-        seed=0,
+@pytest.fixture(scope="module")
+def generators(cluster: None, made: Made) -> Iterator[Generators]:
+    generators = Generators(settings(made, "run.name=agree"))
+    yield generators
+    asyncio.run(generators.pool.close())
+    ray.kill(generators.selector)
+
+
+# The adapter comes first: an engine that took whole weights refuses one.
+@pytest.mark.parametrize(("zero_stage", "ranks", "lora"), [(2, 2, "{rank: 8, alpha: 8}"), (1, 1, None), (3, 2, None)])
+def test_after_updates_engine_and_learner_are_one_model(
+    generators: Generators, made: Made, tmp_path: Path, zero_stage: int, ranks: int, lora: str | None
+):
+    config = settings(
+        made,
+        f"run.name=agree-{zero_stage}",
+        f"learner.workers={ranks}",
+        f"learner.zero_stage={zero_stage}",
+        f"learner.lora={lora or 'null'}",
     )
-    pool, learners = GeneratorPool(config, selector), LearnerGroup(config)
+    asyncio.run(_check(config, generators, tmp_path / "export"))
+
+
+async def _check(config: Config, generators: Generators, export: Path) -> None:
+    pool, learners = generators.pool, LearnerGroup(config)
     try:
-        await asyncio.gather(pool.start(), learners.start())
+        await asyncio.gather(generators.start(), learners.start())
+        version = generators.first_version
         stream = load_prompts(config, load_tokenizer(config.model))
         broadcaster = Broadcaster(learners.handles, config.weights, config.run.name)
-        assert not (await broadcaster.publish(0, pool.workers)).failed
-        handle = SelectorHandle(selector)
+        assert not (await broadcaster.publish(version, pool.workers)).failed
+        handle = SelectorHandle(generators.selector)
         for step in range(2):
             prompts = stream.next(config.learner.prompts_per_step)
-            groups = [(GroupId(prompt.epoch, prompt.row), prompt) for prompt in prompts]
+            groups = [(generators.group(prompt), prompt) for prompt in prompts]
             size = config.generator.rollouts_per_prompt
             await handle.expect([(group, size) for group, _ in groups])
             await pool.submit([Portion(group, prompt, size, 0, size) for group, prompt in groups])
             selections: list[Any] = []
             while len(selections) < len(groups):
-                selections += (await handle.collect(len(groups) - len(selections), step, 30.0)).selections
+                selections += (await handle.collect(len(groups) - len(selections), version, 30.0)).selections
             result = await learners.train(selections, step)
             assert result.lost == []
             assert result.trained_rollouts == len(groups) * config.selector.keep
             # The engine's log-probabilities are the learner's: same weights, same temperature, same tokens.
             assert result.metrics["sampling/sampling_logp_difference/max"] < 1e-4
-            report = await broadcaster.publish(step + 1, pool.workers)
+            version += 1
+            report = await broadcaster.publish(version, pool.workers)
             assert not report.failed
         if config.sends_adapter:
             whole = sum(spec.nbytes for spec in await learners.handles[0].weights_specs.remote())
             assert report.nbytes == whole < _bytes(config.model.path) / 2
             # A newcomer has only what model.path holds; the adapter makes it one of the others.
             name = await pool.replace(next(iter(pool.workers)))
-            assert not (await broadcaster.catch_up(2, name, pool.workers[name])).failed
+            assert not (await broadcaster.catch_up(version, name, pool.workers[name])).failed
         sent = await asyncio.gather(*(rank.weights_fingerprints.remote() for rank in learners.handles))
         for worker in pool.workers.values():
             assert difference(sent[0], await worker.fingerprints.remote()) == ""
@@ -109,9 +149,7 @@ async def _check(config: Config, export: Path) -> None:
         await learners.export(export)
         await _equals_fresh_load(pool, stream, export)
     finally:
-        await pool.close()
         await learners.close()
-        ray.kill(selector)
 
 
 def _bytes(path: str) -> int:
