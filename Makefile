@@ -4,7 +4,8 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-PARTS = service learning generation separate rest
+# The longest first, so that parts that run side by side end at about the same time.
+PARTS = service rest generation learning separate
 
 # Many container images set this. What is installed below is not compiled ahead, so that no process would find a compiled
 # module: each would compile torch, transformers, Ray and DeepSpeed for itself, which makes its start three times as long.
@@ -26,10 +27,11 @@ quickstart: $(STAMP)
 	$(BIN)/pods quickstart
 
 # Processes of their own for the parts that start Ray clusters: Ray gives the actors of each new cluster the ids of the last
-# one, and a handle left over from that is collected as if it were theirs. With cores to spare, `make test JOBS=3` runs parts side by side.
+# one, and a handle left over from that is collected as if it were theirs. Two parts at a time, as much of a test is
+# waiting; each shows its output when it ends. `make test JOBS=1` runs one after another and shows what they print at once.
 SEPARATE = tests/service/test_live_scaling.py tests/service/test_settled_run.py
 PYTEST   = $(BIN)/python -m pytest
-JOBS    ?= 1
+JOBS    ?= 2
 
 test: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --keep-going $(if $(filter-out 1,$(JOBS)),--output-sync=target) $(PARTS:%=test-%)

@@ -177,6 +177,16 @@ def test_check_prints_plan_and_prompt_without_ray_or_torch(made: Made, tmp_path:
     assert "first prompt, as the engine reads it" in result.stdout
 
 
+def test_the_controller_needs_neither_torch_nor_transformers():
+    """The command imports it too: it would start three seconds later."""
+    code = (
+        "import sys, pods_cluster.service.controller, pods_cluster.learning.sums\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_pools_larger_than_the_cluster_are_refused(made: Made, tmp_path: Path):
     result = run("train", str(CONFIG), *arguments(made, tmp_path, "large"), "generator.gpus_per_worker=4")
     assert result.returncode == 1
