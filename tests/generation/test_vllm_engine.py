@@ -108,7 +108,7 @@ class Engines:
         assert engine is not None
         assert not engine.in_flight
         if engine.version != 0 or engine.closed:
-            publish(engine, build("tied" if name != "process" else "untied"), 0)
+            publish(engine, build("tied" if name != "process" else "untied"), 0, relay=name == "process")
         return engine
 
     def row(self) -> int:
@@ -133,8 +133,10 @@ def engine(engines: Engines) -> VllmEngine:
     return engines.get("tied")
 
 
-def publish(engine: VllmEngine, model: PreTrainedModel, version: int, leave_out: str = "") -> None:
-    Learner(model, leave_out).publish(version, engine.connect, engine.receive)
+def publish(
+    engine: VllmEngine, model: PreTrainedModel, version: int, leave_out: str = "", *, relay: bool = False
+) -> None:
+    Learner(model, leave_out, relay=relay).publish(version, engine.connect, engine.receive)
 
 
 def request(row: int, index: int = 0, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> RolloutRequest:
@@ -344,7 +346,7 @@ def test_after_an_update_engine_and_learner_hold_and_compute_the_same(engine: Vl
     model = build("tied", 2)
     sent = fingerprints(model.named_parameters())
     assert difference(sent, engine.fingerprints()) != ""
-    publish(engine, model, 5)
+    publish(engine, model, 5, relay=True)
     held = engine.fingerprints()
     assert difference(sent, held) == ""
     assert held["lm_head.weight"] == held["model.embed_tokens.weight"]  # tied, and packed anew
@@ -469,7 +471,7 @@ def test_a_process_of_its_own(engines: Engines) -> None:
         assert not engine.step()
         made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
     engine.abort([items[3].key])
-    publish(engine, new, 1)
+    publish(engine, new, 1, relay=True)
     made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
     done = finish(engine)
     assert done[items[3].key].finish_reason is FinishReason.ABORT
