@@ -162,7 +162,7 @@ def effects(records: list[dict[str, Any]], changes: list[dict[str, Any]]) -> lis
     return found
 
 
-def draw(records: list[dict[str, Any]], path: Path) -> None:
+def draw(records: list[dict[str, Any]], path: Path, title: str) -> None:
     """Rate, step time and loss over time, with the sizes of the pools behind them."""
     import matplotlib
 
@@ -192,7 +192,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
-    axes[0].set_title("One run while its pools change (paced generators, CPU learner ranks)", loc="left")
+    axes[0].set_title(title, loc="left")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -233,7 +233,7 @@ def main() -> None:
     }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    draw(records, FIGURE)
+    draw(records, FIGURE, "One run while its pools change (paced generators, CPU learner ranks)")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The learner by ZeRO stage, ranks and options: the same losses, peak memory of a rank, and what m of n saves.
+"""The learner by ZeRO stage, ranks and options: the same training, peak memory of a rank, and what m of n saves.
 
     python -m benchmarks.zero MODEL [--gpus 2] [--arms one,zero1,…] [--out benchmarks/results/zero_x.json]
     python -m benchmarks.zero MODEL --gpus 0 --arms zero2,zero3 --groups 2 --longest 32 --budget 512     (two CPU processes)
 
 Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
-float32 master weights (float32 on a CPU): 20 steps on the m = 16 kept, whose losses are compared with those of the first arm;
-then the update on the kept and on all 64 in turn. `peak_gb` is the most that a rank's allocator held in the 20 steps.
+float32 master weights (float32 on a CPU): 20 steps on the m = 16 kept, whose gradient norms and entropies are compared with
+those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the update on
+the kept and on all 64 in turn. `peak_gb` is the most that a rank's allocator held in the 20 steps.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ARMS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero2-lora": (2, {"zero_stage": 2, "lora": {"rank": 64, "alpha": 64}}),
     "zero2-8bit": (2, {"zero_stage": 2, "optimizer": "adamw_8bit"}),
 }
-STEPS, REPEATS, RATE = 20, 3, 1e-6
+STEPS, REPEATS, RATE = 20, 3, 1e-5
 
 
 def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> None:
@@ -80,11 +81,14 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
         longest=arguments.longest,
     )
     plans = {"all": plan_step(everyone, plan_settings(config)), "kept": plan_step(kept, plan_settings(config))}
-    losses: list[float] = []
+    norms: list[float] = []
+    entropies: list[float] = []
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(STEPS):
-        losses.append(trainer.train(plans["kept"].ranks[rank], rollouts, RATE).sums.sums["loss"])
+        result = trainer.train(plans["kept"].ranks[rank], rollouts, RATE)
+        norms.append(result.grad_norms[-1])
+        entropies.append(result.sums.sums["entropy"])
     peak = torch.cuda.max_memory_allocated() / 1e9 if gpu else None
     seconds: dict[str, list[float]] = {"all": [], "kept": []}
     for _ in range(REPEATS):
@@ -97,12 +101,13 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
             if gpu:
                 torch.cuda.synchronize()
             seconds[name].append(time.monotonic() - began)
-    total = torch.tensor(losses, dtype=torch.float64, device="cuda" if gpu else "cpu")
-    torch.distributed.all_reduce(total)  # the ranks' losses are shares of the step's
+    total = torch.tensor(entropies, dtype=torch.float64, device="cuda" if gpu else "cpu")
+    torch.distributed.all_reduce(total)  # the ranks' sums are shares of the step's
     found = {
         "ranks": ranks,
         "learner": learner,
-        "losses": total.tolist(),
+        "grad_norms": norms,
+        "entropies": (total / plans["kept"].trained_tokens).tolist(),
         "peak_gb": peak,
         "optimizer_gb": trainer.engine.optimizer_bytes() / 1e9,
         "seconds": {name: round(statistics.median(times), 4) for name, times in seconds.items()},
@@ -184,15 +189,16 @@ def main() -> None:
         **shape,
         "arms": {},
     }
-    first: list[float] = []
+    first: dict[str, Any] = {}
     for arm in arguments.arms.split(","):
         found = run_arm(arm, arguments)
         if "error" not in found:
-            first = first or found["losses"]
-            pairs = list(zip(found["losses"], first, strict=True))
-            found["loss_difference"] = max(abs(a - b) for a, b in pairs)
+            first = first or found
+            for name in ("grad_norms", "entropies"):
+                pairs = zip(found[name], first[name], strict=True)
+                found[f"{name}_differ_by"] = max(abs(a - b) / abs(b) for a, b in pairs)
         result["arms"][arm] = found
-        print(arm, json.dumps({key: value for key, value in found.items() if key != "losses"}), flush=True)
+        print(arm, json.dumps({key: value for key, value in found.items() if not isinstance(value, list)}), flush=True)
         if arguments.out:
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -92,7 +92,39 @@ class Config(Section):
             )
         self._range_is_possible()
         self._settling_is_possible()
+        self._cards_are_possible()
         return self
+
+    def _cards_are_possible(self) -> None:
+        """NCCL refuses two processes on one card: neighbours pass the weights on, but not everything can."""
+        generator, learner, weights = self.generator, self.learner, self.weights
+        share, part = generator.gpus_per_worker or 0.0, learner.gpus_per_worker or 0.0
+        if 0 < part < 1 and learner.workers > 1:
+            raise ValueError(
+                f"learner.gpus_per_worker: {part:g} lets two of the {learner.workers} ranks lie on one card, where NCCL "
+                f"refuses to connect them; use whole cards (1) or learner.workers: 1"
+            )
+        if generator.tensor_parallel > 1 and share not in (0, generator.tensor_parallel):
+            raise ValueError(
+                f"generator.gpus_per_worker: {share:g} is not the number of cards that tensor_parallel: "
+                f"{generator.tensor_parallel} computes on; leave it out or set tensor_parallel: 1"
+            )
+        shared = 0 < share < 1 or 0 < part < 1
+        if shared and generator.engine == "vllm" and generator.engine_options.get("transfer") == "native":
+            raise ValueError(
+                "generator.engine_options.transfer: 'native' cannot bring weights to processes that share a card "
+                "(gpus_per_worker below 1), as NCCL refuses two on one; use transfer: pods, or whole cards"
+            )
+        if shared and weights.transport == "nccl" and weights.relay == "off":
+            raise ValueError(
+                "weights.relay: 'off' leaves NCCL no way to processes that share a card (gpus_per_worker below 1), as "
+                "it refuses two on one; use relay: auto, or transport: gloo"
+            )
+        if weights.relay == "node" and weights.transport == "nccl":
+            raise ValueError(
+                "weights.relay: 'node' is for transport: gloo; with nccl each card gets its weights itself: use relay: "
+                "auto, or transport: gloo"
+            )
 
     def _range_is_possible(self) -> None:
         bounds = self.generator.rollouts_range

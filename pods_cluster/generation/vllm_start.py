@@ -19,7 +19,8 @@ _MEMORY = "generator.engine_options.gpu_memory_utilization"
 
 def start_core(arguments: dict[str, Any], *, process: bool, shared_card: bool) -> vllm_compat.Core:
     """The running core. Raises EngineError that names the cause and the setting to change."""
-    with _alone() if shared_card else contextlib.nullcontext():
+    measures = shared_card and "kv_cache_memory_bytes" not in arguments
+    with _alone() if measures else contextlib.nullcontext():
         try:
             return vllm_compat.Core(arguments, process=process)
         except EngineError:
@@ -30,7 +31,8 @@ def start_core(arguments: dict[str, Any], *, process: bool, shared_card: bool) -
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """vLLM sizes its cache by what memory goes while it starts: engines that share a card start one after the other."""
+    """vLLM sizes its cache by what memory goes while it starts: engines that share a card start one after the other
+    (unless they were told the size: `engine_options.kv_cache_gb`)."""
     cards = re.sub(r"[^A-Za-z0-9-]+", "-", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))[:64]
     path = Path(tempfile.gettempdir()) / f"pods-vllm-start-{os.getuid()}-{cards}.lock"
     with path.open("w") as file:

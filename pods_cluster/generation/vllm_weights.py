@@ -33,6 +33,11 @@ class WorkerWeights:
                 f"generator.engine_options.transfer: native moves weights over NCCL only, not {invitation.transport}; "
                 "use transfer: pods"
             )
+        if self._native and invitation.hub:
+            raise WeightTransferError(
+                "generator.engine_options.transfer: native cannot share a card with another engine or a learner rank; "
+                "use transfer: pods, or whole cards (gpus_per_worker)"
+            )
         info = vllm_compat.native_init_info(invitation) if self._native else vllm_transfer.init_info(invitation)
         outcomes = self._call(invitation.timeout, "pods_connect", self._token, info)
         vllm_transfer.raise_failure(outcomes, f"weights group {invitation.name}")

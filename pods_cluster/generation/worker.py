@@ -20,6 +20,7 @@ from pods_cluster.generation.records import EvalRow, GeneratorError, GroupReques
 from pods_cluster.generation.shards import Reporter
 from pods_cluster.generation.store import RolloutStore
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams
+from pods_cluster.weights.seating import Place
 from pods_cluster.weights.types import Invitation, WeightUpdate
 
 CONCURRENCY = 32
@@ -57,7 +58,7 @@ class GeneratorWorker:
         """Waits until the engine and the scorers have started. Raises GeneratorError with what kept them from it."""
         engine = self._engine.ready(self.config.generator.start_timeout)
         self._check()
-        return WorkerInfo(self.name, _node(), os.getpid(), self.config.generator.engine, engine.version)
+        return WorkerInfo(self.name, Place.here().node, os.getpid(), self.config.generator.engine, engine.version)
 
     def shutdown(self) -> None:
         """End the engine and the scorer processes; finished rollouts are gone then."""
@@ -184,6 +185,10 @@ class GeneratorWorker:
 
     # Weights.
 
+    def weights_place(self) -> Place:
+        """The node and card of this worker: neighbours get weights from one another."""
+        return Place.here()
+
     def connect(self, invitation: Invitation) -> None:
         """Join a broadcast group; see `Engine.connect`."""
         self._check()
@@ -309,9 +314,3 @@ class GeneratorWorker:
 def _submit(engine: Engine, evaluation: Evaluation) -> int:
     engine.submit(evaluation.requests)
     return engine.version
-
-
-def _node() -> str:
-    import ray
-
-    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""

@@ -15,6 +15,7 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.types import Locator, Rollout
+from pods_cluster.weights.seating import Place
 
 if TYPE_CHECKING:
     from pods_cluster.learning.fetch import FetchReport
@@ -141,9 +142,21 @@ class LearnerRank:
         """Name, shape and dtype of every tensor that a version is sent as."""
         return self._trainer.sent.specs()
 
-    def weights_open(self, transport: str, name: str, receivers: int, timeout: float) -> tuple[str, int]:
+    def weights_place(self) -> Place:
+        """The node and card of this rank."""
+        return Place.here()
+
+    def weights_open(
+        self,
+        transport: str,
+        name: str,
+        receivers: int,
+        timeout: float,
+        hub: str = "",
+        followers: tuple[int, ...] = (),
+    ) -> tuple[str, int]:
         """Rank 0 listens for the receivers of a new broadcast group; host and port."""
-        return self._sender.open(transport, name, receivers, timeout)
+        return self._sender.open(transport, name, receivers, timeout, hub, followers)
 
     def weights_connect(self, timeout: float) -> None:
         """Rank 0 meets the receivers."""

@@ -56,7 +56,7 @@ class Shape:
     staleness: int
     generators: int
     ranks: int
-    gpus_per_worker: int = 1
+    gpus_per_worker: float = 1.0
 
     @classmethod
     def of(cls, config: Config) -> Shape:
@@ -67,12 +67,12 @@ class Shape:
             staleness=config.staleness,
             generators=config.generator.workers,
             ranks=config.learner.workers,
-            gpus_per_worker=config.generator.tensor_parallel,
+            gpus_per_worker=config.generator.gpus_per_worker or config.generator.tensor_parallel,
         )
 
     @property
     def cards(self) -> int:
-        return self.generators * self.gpus_per_worker + self.ranks
+        return math.ceil(self.generators * self.gpus_per_worker - 1e-6) + self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,14 @@ def splits(rates: Rates, shape: Shape, cards: int) -> list[Stages]:
     """
     per = shape.gpus_per_worker
     most = shape.prompts * shape.keep  # a rank without a rollout would only wait
-    if cards < per + 1:
-        raise ValueError(f"--gpus: {cards} cannot hold a generator of {per} GPU(s) and a learner rank; give {per + 1}")
+    least = math.ceil(per - 1e-6) + 1
+    if cards < least:
+        raise ValueError(f"--gpus: {cards} cannot hold a generator of {per:g} GPU(s) and a learner rank; give {least}")
     found = [
-        stages(rates, replace(shape, generators=generators, ranks=min(cards - generators * per, most)))
-        for generators in range(1, (cards - 1) // per + 1)
+        stages(
+            rates, replace(shape, generators=generators, ranks=min(cards - math.ceil(generators * per - 1e-6), most))
+        )
+        for generators in range(1, math.floor((cards - 1) / per + 1e-6) + 1)
     ]
     return sorted(found, key=lambda split: (split.step, split.shape.cards))
 

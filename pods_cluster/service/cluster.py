@@ -44,9 +44,11 @@ class Demand:
         )
 
 
-def cards_of_their_own(config: Config, gpus_in_cluster: float) -> bool:
-    """Whether generators and learners compute on whole GPUs: NCCL refuses two ranks on one card."""
-    return min(config.generator.gpus(gpus_in_cluster), config.learner.gpus(gpus_in_cluster)) >= 1
+def nccl_can_reach(config: Config, gpus_in_cluster: float) -> bool:
+    """Whether both pools compute on GPUs that NCCL reaches: on whole cards, or on parts of one whose neighbours pass
+    the weights on to each other."""
+    parts = min(config.generator.gpus(gpus_in_cluster), config.learner.gpus(gpus_in_cluster))
+    return parts >= 1 or (parts > 0 and config.weights.relay != "off")
 
 
 def hint_autoscaler(config: Config, sizes: Sizes | None) -> None:

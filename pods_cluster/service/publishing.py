@@ -6,7 +6,7 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.learning.group import LearnerGroup
-from pods_cluster.service.cluster import cards_of_their_own
+from pods_cluster.service.cluster import nccl_can_reach
 from pods_cluster.weights.broadcast import Broadcaster
 
 
@@ -16,6 +16,6 @@ def publisher_of(config: Config, learners: LearnerGroup) -> Broadcaster:
         learners.handles,
         config.weights,
         config.run.name,
-        gpus=cards_of_their_own(config, ray.cluster_resources().get("GPU", 0.0)),
+        gpus=nccl_can_reach(config, ray.cluster_resources().get("GPU", 0.0)),
         ranks_per_worker=config.generator.tensor_parallel,
     )

@@ -17,7 +17,9 @@ from typing import Any
 
 from pods_cluster.config import WeightsConfig
 from pods_cluster.weights.fingerprint import difference
-from pods_cluster.weights.replies import error_of, reason_of, reply_to
+from pods_cluster.weights.neighbours import Neighbours
+from pods_cluster.weights.replies import error_of, identity, reason_of, reply_to
+from pods_cluster.weights.seating import Seating
 from pods_cluster.weights.transport import Deadline, first_line
 from pods_cluster.weights.types import (
     Invitation,
@@ -53,14 +55,14 @@ class PublishReport:
 class _Group:
     name: str
     handles: dict[str, Any]
-    ranks: dict[str, int]
+    seating: Seating
     leaving: dict[str, Any] | None = None
     patience: Deadline | None = None
 
     def has(self, workers: Mapping[str, Any]) -> bool:
         """Same names and the same actors behind them (a replaced worker keeps its name)."""
-        return {name: _identity(handle) for name, handle in self.handles.items()} == {
-            name: _identity(handle) for name, handle in workers.items()
+        return {name: identity(handle) for name, handle in self.handles.items()} == {
+            name: identity(handle) for name, handle in workers.items()
         }
 
 
@@ -107,6 +109,7 @@ class Broadcaster:
         self._ranks_per_worker = ranks_per_worker
         self._grace = grace
         self._bucket_bytes = max(1, int(config.bucket_megabytes * 2**20))
+        self._neighbours = Neighbours(config, self.transport, ranks_per_worker)
         self._specs: tuple[TensorSpec, ...] = ()
         self._group: _Group | None = None
         self._lock = asyncio.Lock()
@@ -186,16 +189,29 @@ class Broadcaster:
     async def _build(self, workers: dict[str, Any]) -> _Outcome:
         """Meet in a new group. Receivers are called before rank 0 goes to meet them: all must be there at once."""
         timeout = self._config.rendezvous_timeout
-        ranks = {name: 1 + place * self._ranks_per_worker for place, name in enumerate(workers)}
-        receivers = len(workers) * self._ranks_per_worker
-        group = _Group(f"{self._run}/weights/{uuid.uuid4().hex[:12]}", dict(workers), ranks)
+        token = uuid.uuid4().hex[:12]
+        seating = await self._neighbours.seat(workers, self._ranks[0], token)
+        receivers = seating.world_size - 1
+        group = _Group(f"{self._run}/weights/{token}", dict(workers), seating)
         self._group = group
-        opened = self._ranks[0].weights_open.remote(self.transport, group.name, receivers, timeout)
+        opened = self._ranks[0].weights_open.remote(
+            self.transport, group.name, receivers, timeout, seating.hub, seating.followers
+        )
         host, port = await self._ask_learner(opened, timeout + self._grace, "listen for the generators")
         calls = {}
         for name, handle in workers.items():
+            place = seating.seats[name]
             invitation = Invitation(
-                self.transport, host, port, receivers + 1, ranks[name], group.name, timeout, self._bucket_bytes
+                self.transport,
+                host,
+                port,
+                seating.world_size,
+                place.rank,
+                group.name,
+                timeout,
+                self._bucket_bytes,
+                place.hub,
+                place.followers,
             )
             calls[name] = handle.connect.remote(invitation)
         return await self._settle(group, calls, [self._ranks[0].weights_connect.remote(timeout)], timeout)
@@ -255,9 +271,13 @@ class Broadcaster:
                 outcome.learner.append(f"learner rank {rank}: {first_line(error)}")
             elif error is not None:
                 absent.update(error.missing)
+        for call in asked:
+            # A hub knows which of its followers stayed away.
+            missing = getattr(error_of(call), "missing", ())
+            absent.update(rank for rank in missing if rank >= group.seating.world_size)
         for call, name in asked.items():
             error = error_of(call)
-            taken = range(group.ranks[name], group.ranks[name] + self._ranks_per_worker)
+            taken = range(first := group.seating.seats[name].rank, first + self._ranks_per_worker)
             innocent = isinstance(error, WeightTransferError) and not isinstance(error, WeightLoadError)
             if not call.done() or (error is not None and not innocent) or absent.intersection(taken):
                 outcome.own[name] = reason_of(call, timeout) or "came too late"
@@ -297,7 +317,3 @@ class Broadcaster:
         if reason := reason_of(call, seconds):
             raise LearnerFailed(f"the learner could not {what}: {reason}")
         return call.result()
-
-
-def _identity(handle: Any) -> Any:
-    return getattr(handle, "_actor_id", None) or id(handle)

@@ -30,3 +30,8 @@ def reason_of(call: asyncio.Future[Any], seconds: float) -> str:
         return f"did not answer within {seconds:g} s"
     error = error_of(call)
     return first_line(error) if error is not None else ""
+
+
+def identity(handle: Any) -> Any:
+    """Of the actor behind a handle: a replaced one keeps its name, not this."""
+    return getattr(handle, "_actor_id", None) or id(handle)

@@ -64,15 +64,30 @@ class WeightSender:
     def specs(self) -> tuple[TensorSpec, ...]:
         return self._source.specs()
 
-    def open(self, transport: str, name: str, receivers: int, timeout: float) -> tuple[str, int]:
-        """Rank 0: leave the old group and listen for `receivers` ranks of a new one; returns where (host, port)."""
+    def open(
+        self,
+        transport: str,
+        name: str,
+        receivers: int,
+        timeout: float,
+        hub: str = "",
+        followers: tuple[int, ...] = (),
+    ) -> tuple[str, int]:
+        """Rank 0: leave the old group and listen for `receivers` ranks of a new one; returns where (host, port).
+
+        `followers` (their ranks) on this process's card or host come to `hub` (`relay`).
+        """
         self._require_rank_0("open")
-        if receivers < 1:
+        if receivers < (0 if followers else 1):
             raise ValueError(f"receivers: {receivers} is below 1")
         self.close()
         host = self._host or local_address()
         what = f"weights group {name}: to listen on {host}"
-        listener = call_within(lambda: listen(transport, host, self._device), Deadline(timeout), Closed(), what)
+
+        def opened() -> Listener:
+            return listen(transport, host, self._device, members=receivers > 0, hub=hub, followers=followers)
+
+        listener = call_within(opened, Deadline(timeout), Closed(), what)
         self._listener, self._name, self._receivers = listener, name, receivers
         return listener.host, listener.port
 

@@ -150,21 +150,49 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def listen(transport: str, host: str, device: torch.device | None = None) -> Listener:
-    """Open rank 0's door on an address of this host. `device` is the GPU that NCCL sends from."""
-    if transport == "gloo":
+def listen(
+    transport: str,
+    host: str,
+    device: torch.device | None = None,
+    *,
+    members: bool = True,
+    hub: str = "",
+    followers: tuple[int, ...] = (),
+) -> Listener:
+    """Open rank 0's door on an address of this host. `device` is the GPU that NCCL sends from.
+
+    `followers` on this card or host come to `hub` instead; without `members` there is nobody else.
+    """
+    if transport not in ("gloo", "nccl"):
+        raise WeightTransferError(f"transport: {transport!r} is not known; one of gloo, nccl")
+    inner: Listener | None = None
+    if members and transport == "gloo":
         from pods_cluster.weights.gloo import GlooListener
 
-        return GlooListener(host)
-    if transport == "nccl":
+        inner = GlooListener(host)
+    elif members:
         from pods_cluster.weights.nccl import NcclListener
 
-        return NcclListener(host, device)
-    raise WeightTransferError(f"transport: {transport!r} is not known; one of gloo, nccl")
+        inner = NcclListener(host, device)
+    if not followers:
+        assert inner is not None
+        return inner
+    from pods_cluster.weights.relay import HubListener
+
+    return HubListener(hub, followers, inner, transport, host, device)
 
 
 def join(invitation: Invitation, closed: Closed, device: torch.device | None = None) -> TransferGroup:
     """Come to the group as rank `invitation.rank`; blocks until all met, at most `invitation.timeout`."""
+    if not invitation.hub:
+        return join_members(invitation, closed, device)
+    from pods_cluster.weights.relay import follow, lead
+
+    return (follow if invitation.follows else lead)(invitation, closed, device)
+
+
+def join_members(invitation: Invitation, closed: Closed, device: torch.device | None) -> TransferGroup:
+    """Into the broadcast group itself."""
     if invitation.transport == "gloo":
         from pods_cluster.weights.gloo import join_gloo
 

@@ -40,7 +40,9 @@ class Invitation:
 
     `rank` is the receiver's first rank (an engine with tensor parallelism takes that and the next ones). `name` is
     unique a membership. `timeout` (seconds) bounds the rendezvous. `bucket_bytes` is what buckets are cut by (vLLM's
-    packed transfer wants it at the start).
+    packed transfer wants it at the start). `hub`: the receiver passes the weights on to its neighbours, the `followers`
+    by their ranks; or, where there are none, it is such a follower itself (its rank is `world_size` or more, as it is
+    no member of the group).
     """
 
     transport: str
@@ -51,6 +53,12 @@ class Invitation:
     name: str
     timeout: float
     bucket_bytes: int = 256 * 2**20
+    hub: str = ""
+    followers: tuple[int, ...] = ()
+
+    @property
+    def follows(self) -> bool:
+        return bool(self.hub) and not self.followers
 
 
 DTYPE_BYTES = {

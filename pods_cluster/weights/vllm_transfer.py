@@ -74,6 +74,8 @@ class PodsInitInfo(WeightTransferInitInfo):
     name: str
     timeout: float
     bucket_bytes: int
+    hub: str
+    followers: list[int]
 
 
 @dataclass
@@ -98,7 +100,7 @@ class PodsUpdateInfo(WeightTransferUpdateInfo):
 
 
 def init_info(invitation: Invitation) -> dict[str, Any]:
-    return {name: getattr(invitation, name) for name in PodsInitInfo.__dataclass_fields__}
+    return {**asdict(invitation), "followers": list(invitation.followers)}
 
 
 def update_info(update: WeightUpdate) -> dict[str, Any]:
@@ -137,6 +139,8 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
             name=init_info.name,
             timeout=init_info.timeout,
             bucket_bytes=init_info.bucket_bytes,
+            hub=init_info.hub,
+            followers=tuple(init_info.followers),
         )
         # Kept before it connects, so that `leave` from another thread ends a rendezvous that hangs.
         self._receiver = receiver = Receiver(invitation, self._cuda)

@@ -36,15 +36,24 @@ class ModelSource:
 
 
 class Learner:
-    """Sends the weights of a model (or those of a source) over gloo."""
+    """Sends the weights of a model (or those of a source) over gloo, or (`relay`) to a neighbour."""
 
     def __init__(
-        self, model: PreTrainedModel | WeightSource, leave_out: str = "", *, computed: WeightSource | None = None
+        self,
+        model: PreTrainedModel | WeightSource,
+        leave_out: str = "",
+        *,
+        computed: WeightSource | None = None,
+        relay: bool = False,
     ) -> None:
+        self.relay = relay
         self.source = ModelSource(model, leave_out) if isinstance(model, PreTrainedModel) else model
         self.sender = WeightSender(self.source, 0, host="127.0.0.1", computed=computed)
 
     def invite(self, name: str = "test/weights/0") -> Invitation:
+        if self.relay:
+            self.sender.open("gloo", name, 0, TIMEOUT, name, (1,))
+            return Invitation("gloo", "", 0, 1, 1, name, TIMEOUT, hub=name)
         host, port = self.sender.open("gloo", name, 1, TIMEOUT)
         return Invitation("gloo", host, port, 2, 1, name, TIMEOUT)
 

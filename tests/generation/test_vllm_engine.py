@@ -130,8 +130,10 @@ def engine(engines: Engines) -> VllmEngine:
     return engines.get("tied")
 
 
-def publish(engine: VllmEngine, model: PreTrainedModel, version: int, leave_out: str = "") -> None:
-    Learner(model, leave_out).publish(version, engine.connect, engine.receive)
+def publish(
+    engine: VllmEngine, model: PreTrainedModel, version: int, leave_out: str = "", *, relay: bool = False
+) -> None:
+    Learner(model, leave_out, relay=relay).publish(version, engine.connect, engine.receive)
 
 
 def request(row: int, index: int = 0, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> RolloutRequest:
@@ -341,7 +343,7 @@ def test_after_an_update_engine_and_learner_hold_and_compute_the_same(engine: Vl
     model = build("tied", 2)
     sent = fingerprints(model.named_parameters())
     assert difference(sent, engine.fingerprints()) != ""
-    publish(engine, model, 5)
+    publish(engine, model, 5, relay=True)
     held = engine.fingerprints()
     assert difference(sent, held) == ""
     assert held["lm_head.weight"] == held["model.embed_tokens.weight"]  # tied, and packed anew

@@ -42,7 +42,7 @@ def test_adapters_are_merged_there(engine: VllmEngine) -> None:
 
 def test_updates_aborts_scores_and_a_refused_update(engine: VllmEngine) -> None:
     old, new = build("untied", 0), build("untied", 1)
-    publish(engine, old, 0)
+    publish(engine, old, 0, relay=True)
     prompts = unending(old, 4, 40)
     items = [request(0, index, prompt=prompt, temperature=0.0, max_tokens=40) for index, prompt in enumerate(prompts)]
     engine.submit(items)
@@ -51,7 +51,7 @@ def test_updates_aborts_scores_and_a_refused_update(engine: VllmEngine) -> None:
         assert not engine.step()
         made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
     engine.abort([items[3].key])
-    publish(engine, new, 1)
+    publish(engine, new, 1, relay=True)
     made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
     done = finish(engine)
     assert done[items[3].key].finish_reason is FinishReason.ABORT

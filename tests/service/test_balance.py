@@ -40,7 +40,7 @@ shapes = st.builds(
     staleness=st.integers(0, 3),
     generators=st.integers(1, 16),
     ranks=st.integers(1, 16),
-    gpus_per_worker=st.integers(1, 4),
+    gpus_per_worker=st.sampled_from([0.25, 0.33, 0.5, 1.0, 2.0, 4.0]),
 )
 
 
@@ -96,6 +96,14 @@ def test_splits_use_the_cards_and_the_first_is_the_fastest(rates: Rates, shape: 
     assert all(split.shape.generators >= 1 and split.shape.ranks >= 1 for split in found)
     assert all(split.shape.ranks <= shape.prompts * shape.keep for split in found)
     assert found[0].step == min(split.step for split in found)
+
+
+def test_engines_that_share_cards_fill_them() -> None:
+    found = splits(RATES, replace(SHAPE, gpus_per_worker=0.33), 2)
+    assert sorted((split.shape.generators, split.shape.ranks) for split in found) == [(1, 1), (2, 1), (3, 1)]
+    assert {split.shape.cards for split in found} == {2}
+    halves = splits(RATES, replace(SHAPE, gpus_per_worker=0.5), 3)
+    assert sorted((s.shape.generators, s.shape.ranks) for s in halves) == [(1, 2), (2, 2), (3, 1), (4, 1)]
 
 
 def test_too_few_cards_are_refused() -> None:

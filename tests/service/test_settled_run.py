@@ -51,6 +51,7 @@ def test_settled_groups_are_aborted_in_a_run_with_overlap(
             f"learner.prompts_per_step={PROMPTS}",
             "learner.cpus_per_worker=0.5",
             "staleness=1",
+            "weights.relay=node",
             "cluster.address=local",
         ],
     )

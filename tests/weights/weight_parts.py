@@ -12,6 +12,7 @@ import torch
 
 from pods_cluster.weights.fingerprint import fingerprints
 from pods_cluster.weights.receiver import Receiver
+from pods_cluster.weights.seating import Place
 from pods_cluster.weights.sender import WeightSender
 from pods_cluster.weights.types import Invitation, TensorSpec, WeightTransferError, WeightUpdate, plan_buckets
 
@@ -116,8 +117,11 @@ class Rank:
     def weights_specs(self) -> tuple[TensorSpec, ...]:
         return self.sender.specs()
 
-    def weights_open(self, transport: str, name: str, receivers: int, timeout: float) -> tuple[str, int]:
-        return self.sender.open(transport, name, receivers, timeout)
+    def weights_place(self) -> Place:
+        return Place.here()
+
+    def weights_open(self, *args: Any) -> tuple[str, int]:
+        return self.sender.open(*args)
 
     def weights_connect(self, timeout: float) -> None:
         self.sender.connect(timeout)
@@ -144,6 +148,7 @@ class Worker:
         self.version, self.closed = -1, True
         self.faults: dict[str, Any] = {}
         self.joined: list[str] = []
+        self.place: Place | None = None
 
     def fault(self, **faults: Any) -> None:
         self.faults = faults
@@ -156,6 +161,18 @@ class Worker:
 
     def groups(self) -> list[str]:
         return self.joined
+
+    def weights_place(self) -> Place:
+        return Place.here() if self.place is None else self.place
+
+    def stand(self, place: Place | None) -> None:
+        self.place = place
+
+    def seat(self) -> tuple[int, str, tuple[int, ...]]:
+        """Rank, hub and followers of the last invitation."""
+        assert self.receiver is not None
+        invitation = self.receiver.invitation
+        return invitation.rank, invitation.hub, invitation.followers
 
     def connect(self, invitation: Invitation) -> None:
         self.disconnect()
