@@ -2,10 +2,11 @@
 
     make quickstart; python -m benchmarks.overhead [--steps 40]
 
-Runs the quickstart's own configuration with its cached model. `busy` is the engine's seconds of computing, the rank's seconds
-of training, and the transfer of the weights; the rest of a step is the controller, the selector, Ray, scoring of the last
-rollouts, and the way of rollouts to the learner. With staleness 0 the stages take turns, so nothing overlaps. The first
-steps are left out. Writes `benchmarks/results/overhead.json`.
+Runs the quickstart's own configuration with its cached model. What is not overhead: the time in which the worker has rollouts
+in its engine or at its scorers, the rank's seconds of training, and the transfer of the weights. The rest of a step is the
+controller, the selector, Ray, and the way of rollouts to the learner. (`engine` is the part of `worker` in which the engine
+computes; the others are taking requests in, detokenising, and scoring the last rollouts.) With staleness 0 the stages take
+turns, so nothing overlaps. The first steps are left out. Writes `benchmarks/results/overhead.json`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         steps = [r for r in RunFolder.open(Path(folder) / "overhead").read_metrics() if "timing_s/step" in r][SKIP:]
     parts = {
+        "worker": "generator/occupied_seconds",
         "engine": "generator/busy_seconds",
         "learner": "learner/busy_seconds",
         "publish": "timing_s/publish",
@@ -48,7 +50,7 @@ def main() -> None:
     }
     seconds = {name: statistics.fmean(step[metric] for step in steps) for name, metric in parts.items()}
     shares = [
-        1 - (step[parts["engine"]] + step[parts["learner"]] + step[parts["publish"]]) / step["timing_s/step"]
+        1 - (step[parts["worker"]] + step[parts["learner"]] + step[parts["publish"]]) / step["timing_s/step"]
         for step in steps
     ]
     result = {

@@ -37,7 +37,8 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = RunFolder.open(arguments.run)
     records = [record for record in folder.read_metrics() if record["step"] > 1]
-    sizes = [tuple(map(int, pair.split("+"))) for pair in arguments.sizes.split(",")]
+    pairs = (pair.partition("+") for pair in arguments.sizes.split(","))
+    sizes = [(int(generators), int(learners)) for generators, _, learners in pairs]
     events = [
         event for line in (arguments.run / "events.jsonl").read_text().splitlines() if (event := json.loads(line))
     ]

@@ -161,6 +161,7 @@ class GeneratorPool(PoolMembers):
             generated_tokens=int(grown(lambda stats: stats.engine.generated_tokens)),
             seconds=seconds,
             busy_seconds=grown(lambda stats: stats.engine.busy_seconds),
+            occupied_seconds=grown(lambda stats: stats.occupied_seconds),
         )
 
     # Within.

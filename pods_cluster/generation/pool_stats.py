@@ -12,13 +12,15 @@ from pods_cluster.generation.records import WorkerStats
 @dataclass(slots=True)
 class PoolStats:
     """Every worker that answered, and counts since the last time they were read: `generated_tokens` in `seconds`, of
-    which the engines, taken together, computed for `busy_seconds`."""
+    which the engines, taken together, computed for `busy_seconds`, and they or the scorers had something for
+    `occupied_seconds`."""
 
     workers: dict[str, WorkerStats]
     since: Mapping[str, int] = field(default_factory=dict)
     generated_tokens: int = 0
     seconds: float = 0.0
     busy_seconds: float = 0.0
+    occupied_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -47,6 +49,7 @@ class PoolStats:
             "generator/running": float(sum(stats.engine.running for stats in workers)),
             "generator/waiting": float(sum(stats.engine.waiting for stats in workers)),
             "generator/busy_seconds": self.busy_seconds / count,
+            "generator/occupied_seconds": self.occupied_seconds / count,
             "generator/kv_cache_usage": sum(stats.engine.kv_cache_usage for stats in workers) / count,
             "scoring/seconds_mean": sum(stats.scoring_seconds_mean for stats in workers) / count,
             "scoring/seconds_max": max((stats.scoring_seconds_max for stats in workers), default=0.0),

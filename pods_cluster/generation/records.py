@@ -80,7 +80,8 @@ class WorkerStats:
 
     `stored` rollouts (`stored_tokens` completion tokens) are finished and neither taken nor dropped; `scoring` ones
     wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while generating
-    (see `RateMeter`). `stalled_seconds` is how long a busy engine has not finished a rollout. `error` is what ended it.
+    (see `RateMeter`). `occupied_seconds` is how long rollouts were in the engine or at the scorers, `stalled_seconds`
+    how long a busy engine has not finished one. `error` is what ended it.
     """
 
     name: str
@@ -98,6 +99,7 @@ class WorkerStats:
     tokens_per_second: float
     saturated: float
     stalled_seconds: float
+    occupied_seconds: float
     error: str | None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -29,8 +30,17 @@ class RolloutStore:
     def __init__(self) -> None:
         self._groups: dict[GroupId, _Group] = {}
         self._changed = threading.Condition()
+        self._pending = 0
+        self._since = 0.0
+        self._occupied = 0.0
         self.stored = 0
         self.stored_tokens = 0
+
+    @property
+    def occupied_seconds(self) -> float:
+        """How long, in all, at least one rollout was pending."""
+        with self._changed:
+            return self._occupied + (time.monotonic() - self._since if self._pending else 0.0)
 
     def expect(self, requests: Sequence[GroupRequest]) -> None:
         """Open groups, or more indices of open ones. Raises GeneratorError for an index that is there already."""
@@ -43,6 +53,7 @@ class RolloutStore:
             for request in requests:
                 group = self._groups.setdefault(request.group, _Group(request.prompt, request.size, set(), set()))
                 group.pending.update(request.indices)
+                self._come_or_go(len(request.indices))
                 group.wanted.update(request.indices)
 
     def forget(self, requests: Sequence[GroupRequest]) -> None:
@@ -50,6 +61,7 @@ class RolloutStore:
         with self._changed:
             for request in requests:
                 if (group := self._groups.get(request.group)) is not None:
+                    self._come_or_go(-len(group.pending.intersection(request.indices)))
                     group.pending.difference_update(request.indices)
                     group.wanted.difference_update(request.indices)
                     self._tidy(request.group)
@@ -67,6 +79,7 @@ class RolloutStore:
             if group is None or rollout.index not in group.pending:
                 return None
             group.pending.discard(rollout.index)
+            self._come_or_go(-1)
             held = rollout.index in group.wanted
             if held:
                 group.rollouts[rollout.index] = rollout
@@ -137,6 +150,12 @@ class RolloutStore:
         rollout = entry.rollouts.pop(index, None)
         if rollout is not None:
             self._count(rollout, -1)
+
+    def _come_or_go(self, pending: int) -> None:
+        now = time.monotonic()
+        if self._pending:
+            self._occupied += now - self._since
+        self._pending, self._since = self._pending + pending, now
 
     def _count(self, rollout: Rollout, sign: int) -> None:
         self.stored += sign

@@ -245,6 +245,7 @@ class GeneratorWorker:
             tokens_per_second=self._engine.rate.now,
             saturated=self._engine.rate.saturated,
             stalled_seconds=self._engine.stalled_seconds,
+            occupied_seconds=self._store.occupied_seconds,
             error=self._error or self._engine.describe_error(),
         )
 

@@ -133,6 +133,8 @@ _POOLS = (
     Metric("generator/idle_share", "share", "1 - tokens/s of the pool over its calibrated saturated rate."),
     Metric("learner/idle_share", "share", "1 - tokens/s of the group over its calibrated saturated rate."),
     Metric("generator/busy_seconds", "s", "Seconds since the last step in which an engine computed, mean over workers."),
+    Metric("generator/occupied_seconds", "s",
+           "Seconds since the last step in which rollouts were in an engine or at the scorers, mean over workers."),
     Metric("learner/busy_seconds", "s", "Seconds that the slowest rank computed and talked with the others."),
     Metric("generator/rollouts_per_prompt", "rollouts", "n: rollouts of the groups issued for the step."),
     Metric("balance/generate_seconds", "s", "Seconds that the saturated generator pool needs for the step's rollouts."),

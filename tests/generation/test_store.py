@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from pods_cluster.generation import store as store_module
 from pods_cluster.generation.rate import LONG_WINDOWS, RateMeter
 from pods_cluster.generation.records import GeneratorError, GroupRequest
 from pods_cluster.generation.shards import Reporter, build_shard
@@ -163,3 +164,27 @@ def test_a_rate_that_was_not_kept_up_is_not_the_saturated_one() -> None:
         if second == 1:
             assert meter.saturated == 4000.0
     assert meter.saturated == pytest.approx(1750.0)
+
+
+def test_the_seconds_with_something_pending_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    store, other = RolloutStore(), GroupId(0, 4)
+    assert store.occupied_seconds == 0.0
+    store.expect([expected(0, 1)])
+    now = 102.0
+    store.expect([expected(0, group=other)])  # beside the others, not on top of them
+    store.settle(rollout(0))
+    now = 105.0
+    assert store.occupied_seconds == 5.0
+    store.settle(rollout(1))
+    store.settle(rollout(0, group=other))
+    now = 200.0
+    assert store.occupied_seconds == 5.0, "held ones are not pending"
+    store.expect([expected(2, 3)])
+    now = 201.0
+    store.forget([expected(2, 3)])
+    now = 300.0
+    assert store.occupied_seconds == 6.0
+    store.settle(rollout(2))  # of requests that were refused
+    assert store.occupied_seconds == 6.0
