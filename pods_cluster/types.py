@@ -6,7 +6,7 @@ where they were made: what crosses the network to the selector are the numbers o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -100,7 +100,8 @@ class Rollout:
 
     `token_ids` are the engine's own ([T], end token included when it was sampled); `logprobs` ([T], natural log)
     are those of the sampled tokens under the distribution that was sampled from (temperature applied), or None when
-    they are left to the learner. `first_version` and `last_version` are the weight versions of its first and last token.
+    they are left to the learner. `first_version` and `last_version` are the weight versions of its first and last token;
+    `spans` are all of them in order, (version, tokens sampled under it), where the engine knows: () where it does not.
     """
 
     group: GroupId
@@ -115,6 +116,7 @@ class Rollout:
     reward: float | None = None
     reward_parts: dict[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -123,6 +125,17 @@ class Rollout:
     @property
     def total_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.token_ids)
+
+
+def spans_of(updates: Sequence[tuple[int, int]], version: int, tokens: int) -> tuple[tuple[int, int], ...]:
+    """`Rollout.spans` of a completion of `tokens`, its last ones under `version`, that met `updates`: (version until
+    then, tokens that were there)."""
+    spans, start = [], 0
+    for under, stop in (*updates, (version, tokens)):
+        if stop > start:
+            spans.append((under, stop - start))
+        start = stop
+    return tuple(spans)
 
 
 @dataclass(slots=True)

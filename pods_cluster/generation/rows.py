@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pods_cluster.generation.sampling import stream_key
-from pods_cluster.types import FinishReason, Rollout, RolloutRequest
+from pods_cluster.types import FinishReason, Rollout, RolloutRequest, spans_of
 
 _FIELDS: dict[str, Any] = {
     "prompt_length": np.int64,
@@ -53,6 +53,7 @@ class RowTable:
         self.requests: list[RolloutRequest] = []
         self.ids = np.zeros((0, 0), np.int64)
         self.logprobs = np.zeros((0, 0), np.float32)
+        self._updates: dict[str, list[tuple[int, int]]] = {}
         for name, dtype in _FIELDS.items():
             setattr(self, name, np.zeros(0, dtype))
 
@@ -90,6 +91,12 @@ class RowTable:
         self.count = rows.stop
         return rows
 
+    def updated(self, version: int) -> None:
+        """New weights came in place of `version`."""
+        for row, request in enumerate(self.requests):
+            made = int(self.length[row] - self.prompt_length[row])
+            self._updates.setdefault(request.key, []).append((version, made))
+
     def append_tokens(
         self, rows: slice, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
     ) -> None:
@@ -108,6 +115,8 @@ class RowTable:
         request = self.requests[row]
         start, stop = int(self.prompt_length[row]), int(self.length[row])
         empty = start == stop
+        last = version if empty else int(self.last_version[row])
+        updates = self._updates.pop(request.key, ())
         return Rollout(
             group=request.group,
             index=request.index,
@@ -116,8 +125,9 @@ class RowTable:
             logprobs=self.logprobs[row, start:stop].tolist() if request.sampling.logprobs else None,
             finish_reason=reason,
             first_version=version if empty else int(self.first_version[row]),
-            last_version=version if empty else int(self.last_version[row]),
+            last_version=last,
             seconds=time.monotonic() - float(self.started[row]),
+            spans=spans_of(updates, last, stop - start),
         )
 
     def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -287,8 +287,10 @@ class TransformersEngine(WeightReceiving):
         else:
             load = WeightLoad(self._model)
             self._base.replaced()
+        before = self.version
         with self._receiving(update, load.take):
             load.finish()
+        self._rows.updated(before)
         self._stale = self._rows.count > 0
 
     def fingerprints(self) -> dict[str, str]:

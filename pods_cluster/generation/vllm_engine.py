@@ -241,7 +241,7 @@ class VllmEngine:
             self._take(outputs, gauges)  # still of the version before
         self._weights.receive(update)
         for flight in self._flights.values():
-            flight.spared = True
+            flight.updated(self.version)
         self._core.resume()
         self.version = update.version
         self.closed = False

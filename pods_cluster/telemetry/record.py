@@ -137,6 +137,7 @@ def sample_record(step: int, sample: SampleGroup, *, time: float, elapsed: float
                 "length": len(rollout.token_ids),
                 "finish_reason": rollout.finish_reason.value,
                 "versions": [rollout.first_version, rollout.last_version],
+                **({"spans": rollout.spans} if len(rollout.spans) > 1 else {}),
                 "text": cut(rollout.text),
             }
             for rollout in sorted(sample.rollouts, key=lambda rollout: rollout.index)

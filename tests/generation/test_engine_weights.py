@@ -74,9 +74,11 @@ def test_requests_in_flight_go_on_under_the_new_weights(name: str) -> None:
         prompt = list(rollout.prompt_ids)
         if rollout.group.row == 9:  # it was waiting
             assert (rollout.first_version, rollout.last_version) == (4, 4)
+            assert rollout.spans == ((4, 30),)
             assert rollout.token_ids == greedy_without_end(new, prompt, 30)
             continue
         assert (rollout.first_version, rollout.last_version) == (3, 4)
+        assert rollout.spans == ((3, 8), (4, 22))
         before, after = rollout.token_ids[:8], rollout.token_ids[8:]
         assert before == greedy_without_end(old, prompt, 8)
         assert after == greedy_without_end(new, prompt + before, 22)

@@ -324,6 +324,7 @@ def test_an_update_reaches_requests_in_flight_and_the_prefix_cache(engine: VllmE
         rollout, made = done[item.key], before[item.key]
         assert 4 <= len(made) < 24, "not in flight when the update came"
         assert (rollout.first_version, rollout.last_version) == (0, 1)
+        assert rollout.spans == ((0, len(made)), (1, len(rollout.token_ids) - len(made)))
         assert made == greedy(old, list(item.prompt_ids), 24)[: len(made)]
         rest = greedy(new, [*item.prompt_ids, *made], 24 - len(made))
         assert rollout.token_ids == made + rest

@@ -17,7 +17,7 @@ from pods_cluster.weights.fingerprint import fingerprints
 
 WAIT = 60.0
 PATIENT = {"rendezvous_timeout": 30.0, "transfer_timeout": 30.0}
-SHORT = {"rendezvous_timeout": 4.0, "transfer_timeout": 2.0}
+SHORT = {"rendezvous_timeout": 8.0, "transfer_timeout": 4.0}
 
 
 def settings(**fields: Any) -> WeightsConfig:
