@@ -26,11 +26,16 @@ def use_token() -> None:
 
 
 def knock(address: str, seconds: float = KNOCK_SECONDS) -> None:
-    """Raises ConnectionError where nobody listens at `host:port` (or `ray://host:port`) within `seconds`.
+    """Raises ConnectionError where nobody listens at `host:port` within `seconds`, and for an address of Ray Client.
 
     Ray itself would try for minutes. An address without a port is left to it.
     """
-    host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
+    if address.startswith("ray://"):
+        raise ConnectionError(
+            f"{address}: Ray Client holds a run only as long as its connection; give the cluster's own address "
+            "(host:port, by default 6379) on one of its nodes, or use pods submit with its dashboard's (http://host:8265)"
+        )
+    host, _, port = address.rstrip("/").rpartition(":")
     if host and port.isdigit():
         try:
             socket.create_connection((host.strip("[]"), int(port)), seconds).close()

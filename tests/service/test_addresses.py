@@ -1,0 +1,32 @@
+"""Addresses of clusters that no run can use are told at once."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from pods_cluster.config import load_config
+from pods_cluster.service.cluster import ClusterError, connect
+from pods_cluster.service.demo import CONFIG
+from pods_cluster.service.tokens import knock
+
+
+def test_ray_client_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(CONFIG, ["cluster.address=ray://head:10001"])
+    with pytest.raises(ClusterError, match=r"cluster.address: ray://head:10001 .*pods submit .*http://host:8265"):
+        connect(config)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(ClusterError, match="Ray Client"):
+        connect(load_config(CONFIG, []))
+
+
+def test_nobody_there_is_told_without_rays_own_minutes() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(ConnectionError, match=f"127.0.0.1:{port}: Connection refused"):
+        knock(f"127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        knock(f"127.0.0.1:{server.getsockname()[1]}")
+    knock("auto")  # left to Ray
