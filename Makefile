@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-# The longest first, so that with JOBS=2 they end at about the same time.
+# First the one that waits more than it computes: .ci/run checks the types beside it.
 PARTS = rest service generation learning separate
 
 # Many container images set this. What is installed below is not compiled ahead, so that no process would find a compiled
