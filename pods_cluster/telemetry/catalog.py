@@ -86,7 +86,7 @@ _FLOW = (
         "tokens/saved",
         "tokens",
         "Estimate of what settled groups would still have sampled: mean lengths of "
-        "rollouts not issued, expected remainders of aborted ones.",
+        "rollouts not issued, expected remainders of aborted ones (too high where prompts differ in length).",
         COUNT,
     ),
     Metric("tokens/prompt", "tokens", "Prompt tokens that the engines read.", COUNT),
