@@ -132,6 +132,7 @@ class SelectorActor:
                     decision = self._core.collect(
                         want, learner_version, self._staleness, partial=partial, oldest_only=patience > 0
                     )
+                    decision.waited = now - started
                     decision.timed_out = timed_out and len(decision.selections) < want and not decision.fates
                     if len(decision.selections) == want:
                         self._full_since = None

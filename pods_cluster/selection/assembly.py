@@ -41,7 +41,7 @@ class Decision:
 
     `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `overtaken` of both are
     older than the youngest in `selections`; `more_fates` did not fit in. `timed_out`: the poll's time ended.
-    `superseded`: a later poll has taken over, this one brings nothing.
+    `superseded`: a later poll has taken over, this one brings nothing. `waited` seconds passed before there was this much.
     """
 
     selections: list[Selection] = field(default_factory=list)
@@ -53,11 +53,13 @@ class Decision:
     more_fates: int = 0
     timed_out: bool = False
     superseded: bool = False
+    waited: float = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         fates = [(tuple(fate.group), fate.fate.value, pack_stats(fate.stats)) for fate in self.fates]
         stats = [pack_stats(stats) for stats in self.stats]
         rest = (self.ready, self.incomplete, self.overtaken, self.more_fates, self.timed_out, self.superseded)
+        rest += (self.waited,)
         return _unpack, (pack_selections(self.selections), stats, fates, rest)
 
 

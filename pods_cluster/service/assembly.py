@@ -147,6 +147,7 @@ class Assembler:
         while len(selections) < want and not self.stopping():
             decision = await self.selector.collect(want - len(selections), version, POLL_SECONDS)
             tally.overtaken = decision.overtaken
+            tally.waited += decision.waited
             if tally.ready is None:
                 tally.ready = len(decision.selections) + decision.ready
             for selection, stats in zip(decision.selections, decision.stats, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pods_cluster.config import Config
 from pods_cluster.service.balance import Shape, live
-from pods_cluster.service.pace import next_rollouts
+from pods_cluster.service.pace import IDLE, next_rollouts
 
 
 class Balancer:
@@ -22,10 +22,11 @@ class Balancer:
         if (bounds := self.config.generator.rollouts_range) is not None:
             self.rollouts = min(bounds[1], max(bounds[0], rollouts))
 
-    def after_step(self, values: Mapping[str, float], *, out: int, ready: int) -> dict[str, float]:
+    def after_step(self, values: Mapping[str, float], *, out: int, ready: int, waited: float) -> dict[str, float]:
         """Metrics of a step with these values.
 
-        `out` groups were out before the step issued more; `ready` were complete when the learner first asked.
+        `out` groups were out before the step issued more; `ready` were complete when the learner first got some. For
+        `waited` seconds it had too few: what it takes to hand over those that are complete is no want of rollouts.
         """
         metrics = {"generator/rollouts_per_prompt": float(self.rollouts)}
         shape = replace(
@@ -36,10 +37,9 @@ class Balancer:
         metrics |= live(values, shape)
         step = values.get("timing_s/step", 0.0)
         if self.config.staleness and step > 0:
-            waited = values.get("timing_s/generate", 0.0)
             metrics["timing_s/wait"] = waited
             if (bounds := self.config.generator.rollouts_range) is not None:
-                self.rollouts = next_rollouts(
-                    self.rollouts, *bounds, waited=min(1.0, waited / step), queue_full=0 < out <= ready
-                )
+                occupied = values.get("generator/occupied_seconds", step)
+                idle = 0 < out <= ready or occupied < (1.0 - IDLE) * step
+                self.rollouts = next_rollouts(self.rollouts, *bounds, waited=min(1.0, waited / step), idle=idle)
         return metrics

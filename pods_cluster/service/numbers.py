@@ -22,6 +22,7 @@ class Tally:
     replaced: int = 0
     overtaken: int = 0
     ready: int | None = None
+    waited: float = 0.0
     """Groups that were complete when the step first asked."""
 
     def selected(self, selections: Sequence[Selection], stats: Sequence[GroupStats]) -> None:

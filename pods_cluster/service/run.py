@@ -163,7 +163,7 @@ class Run:
         values["groups/in_flight"] = len(self.ledger.out)
         values["data/prompts_dropped_overlong"] = self.stream.dropped
         values |= await self._pool_values(values)
-        values |= self.balancer.after_step(values, out=out, ready=tally.ready or 0)
+        values |= self.balancer.after_step(values, out=out, ready=tally.ready or 0, waited=tally.waited)
         self.assembler.size = self.balancer.rollouts
         if self._due(self.config.run.eval.every) or self._over():
             values |= await self._evaluate(record=False)

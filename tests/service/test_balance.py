@@ -158,12 +158,12 @@ def test_the_run_says_the_same_live() -> None:
 
 
 @given(st.integers(8, 64), st.floats(0, 1), st.booleans())
-def test_n_stays_within_its_bounds(n: int, waited: float, queue_full: bool) -> None:
-    following = next_rollouts(n, 8, 64, waited=waited, queue_full=queue_full)
+def test_n_stays_within_its_bounds(n: int, waited: float, idle: bool) -> None:
+    following = next_rollouts(n, 8, 64, waited=waited, idle=idle)
     assert 8 <= following <= 64
     if waited > 0.05:
         assert following < n or n == 8
-    elif queue_full:
+    elif idle:
         assert following > n or n == 64
     else:
         assert following == n
@@ -176,7 +176,7 @@ def test_n_settles_where_generating_takes_as_long_as_the_rest(speed: float, star
     for _ in range(60):
         generate, update = n / (32 * speed), 1.0
         step = max(generate, update)
-        n = next_rollouts(n, 8, 128, waited=(step - update) / step, queue_full=generate < update)
+        n = next_rollouts(n, 8, 128, waited=(step - update) / step, idle=generate < update)
     best = min(128.0, max(8.0, 32 * speed))
     assert 0.85 * best - 1 <= n <= 1.2 * best + 1
 
@@ -185,16 +185,22 @@ def test_a_run_chooses_n_and_goes_on_with_it() -> None:
     config = loop_config("staleness=1", "generator.rollouts_per_prompt=auto", "generator.rollouts_range=[4, 16]")
     balancer = Balancer(config)
     assert balancer.rollouts == 8
-    values = {"timing_s/step": 2.0, "timing_s/generate": 0.0}
-    assert balancer.after_step(values, out=4, ready=4)["generator/rollouts_per_prompt"] == 8
+    values = {"timing_s/step": 2.0, "timing_s/generate": 0.4}
+    assert balancer.after_step(values, out=4, ready=4, waited=0.0)["generator/rollouts_per_prompt"] == 8
     assert balancer.rollouts == 9
-    waited = balancer.after_step({"timing_s/step": 2.0, "timing_s/generate": 1.0}, out=4, ready=0)
+    waited = balancer.after_step(values, out=4, ready=0, waited=1.0)
     assert waited["timing_s/wait"] == 1.0
     assert balancer.rollouts == 7
+    balancer.after_step(values | {"generator/occupied_seconds": 1.98}, out=8, ready=5, waited=0.0)
+    assert balancer.rollouts == 7, "the groups were there: what it took to take them is no reason for fewer rollouts"
+    balancer.after_step(values | {"generator/occupied_seconds": 1.5}, out=8, ready=5, waited=0.05)
+    assert balancer.rollouts == 8, "the generators had nothing to do for a quarter of the step"
+    balancer.after_step(values | {"generator/occupied_seconds": 1.5}, out=8, ready=3, waited=0.3)
+    assert balancer.rollouts == 7, "but not while the learner waits for them"
     balancer.restore(40)
     assert balancer.rollouts == 16
     fixed = Balancer(loop_config("staleness=1"))
-    fixed.after_step(values, out=4, ready=4)
+    fixed.after_step(values, out=4, ready=4, waited=0.0)
     fixed.restore(40)
     assert fixed.rollouts == 8
 
