@@ -39,10 +39,7 @@ def main() -> None:
     records = [record for record in folder.read_metrics() if record["step"] > 1]
     pairs = (pair.partition("+") for pair in arguments.sizes.split(","))
     sizes = [(int(generators), int(learners)) for generators, _, learners in pairs]
-    events = [
-        event for line in (arguments.run / "events.jsonl").read_text().splitlines() if (event := json.loads(line))
-    ]
-    asked = [event for event in events if event["kind"] == "scaling"]
+    asked = [event for event in folder.read_events() if event["kind"] == "scaling"]
     changes = [
         {"to": list(after), "asked": event["time"], "asked_at_step": event["step"]}
         for event, after in zip(asked, sizes[1:], strict=True)

@@ -60,6 +60,11 @@ class GeneratorConfig(Section):
             return self.gpus_per_worker
         return float(self.tensor_parallel) if self.engine == "vllm" and gpus_in_cluster else 0.0
 
+    @property
+    def cards(self) -> float:
+        """GPUs of one worker wherever it has any; below 1 others share its card."""
+        return self.gpus_per_worker or float(self.tensor_parallel)
+
     @model_validator(mode="before")
     @classmethod
     def _auto_starts_in_the_middle(cls, values: Any) -> Any:

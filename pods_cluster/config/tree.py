@@ -98,18 +98,18 @@ class Config(Section):
     def _cards_are_possible(self) -> None:
         """NCCL refuses two processes on one card: neighbours pass the weights on, but not everything can."""
         generator, learner, weights = self.generator, self.learner, self.weights
-        share, part = generator.gpus_per_worker or 0.0, learner.gpus_per_worker or 0.0
+        part = learner.gpus_per_worker or 0.0
         if 0 < part < 1 and learner.workers > 1:
             raise ValueError(
                 f"learner.gpus_per_worker: {part:g} lets two of the {learner.workers} ranks lie on one card, where NCCL "
                 f"refuses to connect them; use whole cards (1) or learner.workers: 1"
             )
-        if generator.tensor_parallel > 1 and share not in (0, generator.tensor_parallel):
+        if generator.tensor_parallel > 1 and generator.cards != generator.tensor_parallel:
             raise ValueError(
-                f"generator.gpus_per_worker: {share:g} is not the number of cards that tensor_parallel: "
+                f"generator.gpus_per_worker: {generator.cards:g} is not the number of cards that tensor_parallel: "
                 f"{generator.tensor_parallel} computes on; leave it out or set tensor_parallel: 1"
             )
-        shared = 0 < share < 1 or 0 < part < 1
+        shared = generator.cards < 1 or 0 < part < 1
         if shared and generator.engine == "vllm" and generator.engine_options.get("transfer") == "native":
             raise ValueError(
                 "generator.engine_options.transfer: 'native' cannot bring weights to processes that share a card "

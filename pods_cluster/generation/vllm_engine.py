@@ -42,7 +42,7 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
     backend = "nccl" if options.transfer == "native" else vllm_transfer.BACKEND
     arguments = engine_arguments(config, options, passed, backend)
     arguments["worker_extension_cls"] = vllm_transfer.EXTENSION
-    shared = vllm_compat.on_gpu() and 0 < (generator.gpus_per_worker or 1.0) < 1
+    shared = vllm_compat.on_gpu() and generator.cards < 1
     core = start_core(arguments, process=process, shared_card=shared)
     if core.runner == "v1" and vllm_compat.on_gpu() and options.seeded == "per_request":
         log.warning(

@@ -125,8 +125,8 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
         "weight_transfer_config": {"backend": backend},
     }
     if gpu:
-        cards = generator.gpus_per_worker or generator.tensor_parallel
-        arguments["gpu_memory_utilization"] = round(GPU_SHARE * min(1.0, cards / generator.tensor_parallel), 4)
+        part = min(1.0, generator.cards / generator.tensor_parallel)
+        arguments["gpu_memory_utilization"] = round(GPU_SHARE * part, 4)
         if not {"enforce_eager", "cudagraph_capture_sizes", "compilation_config"} & set(passed):
             # vLLM stops at 512: above, every step would launch each kernel by itself.
             arguments["max_cudagraph_capture_size"] = generator.max_sequences

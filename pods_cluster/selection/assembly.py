@@ -58,8 +58,8 @@ class Decision:
     def __reduce__(self) -> tuple[Any, ...]:
         fates = [(tuple(fate.group), fate.fate.value, pack_stats(fate.stats)) for fate in self.fates]
         stats = [pack_stats(stats) for stats in self.stats]
-        rest = (self.ready, self.incomplete, self.overtaken, self.more_fates, self.timed_out, self.superseded)
-        rest += (self.waited,)
+        counts = (self.ready, self.incomplete, self.overtaken, self.more_fates)
+        rest = (*counts, self.timed_out, self.superseded, self.waited)
         return _unpack, (pack_selections(self.selections), stats, fates, rest)
 
 

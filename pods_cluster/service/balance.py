@@ -67,12 +67,12 @@ class Shape:
             staleness=config.staleness,
             generators=config.generator.workers,
             ranks=config.learner.workers,
-            gpus_per_worker=config.generator.gpus_per_worker or config.generator.tensor_parallel,
+            gpus_per_worker=config.generator.cards,
         )
 
     @property
     def cards(self) -> int:
-        return math.ceil(self.generators * self.gpus_per_worker - 1e-6) + self.ranks
+        return _whole_cards(self.generators, self.gpus_per_worker) + self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +152,19 @@ def splits(rates: Rates, shape: Shape, cards: int) -> list[Stages]:
     """
     per = shape.gpus_per_worker
     most = shape.prompts * shape.keep  # a rank without a rollout would only wait
-    least = math.ceil(per - 1e-6) + 1
+    least = _whole_cards(1, per) + 1
     if cards < least:
         raise ValueError(f"--gpus: {cards} cannot hold a generator of {per:g} GPU(s) and a learner rank; give {least}")
     found = [
-        stages(
-            rates, replace(shape, generators=generators, ranks=min(cards - math.ceil(generators * per - 1e-6), most))
-        )
+        stages(rates, replace(shape, generators=generators, ranks=min(cards - _whole_cards(generators, per), most)))
         for generators in range(1, math.floor((cards - 1) / per + 1e-6) + 1)
     ]
     return sorted(found, key=lambda split: (split.step, split.shape.cards))
+
+
+def _whole_cards(workers: int, each: float) -> int:
+    """That so many parts of cards need (three of 0.33 and two of 0.5 need one)."""
+    return math.ceil(workers * each - 1e-6)
 
 
 def rates_of(records: Sequence[Mapping[str, Any]]) -> Rates:

@@ -22,8 +22,9 @@ class Tally:
     replaced: int = 0
     overtaken: int = 0
     ready: int | None = None
+    """Groups that were complete when the step first got an answer."""
     waited: float = 0.0
-    """Groups that were complete when the step first asked."""
+    """Seconds for which there were too few."""
 
     def selected(self, selections: Sequence[Selection], stats: Sequence[GroupStats]) -> None:
         self.selections.extend(selections)

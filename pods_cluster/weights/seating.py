@@ -69,13 +69,13 @@ def seat(
     behind: dict[str, list[str]] = {}
     if sender:
         hubs[sender], behind[sender] = f"{token}.sender", []
-    members: list[str] = []
+    members: dict[str, int] = {}  # first rank of each
     for name in workers:
         place = common[name]
         if place and place in hubs:
             behind[place].append(name)
             continue
-        members.append(name)
+        members[name] = 1 + len(members) * ranks_per_worker
         if place:
             hubs[place], behind[place] = f"{token}.{len(members)}", []
     world_size = 1 + len(members) * ranks_per_worker
@@ -90,7 +90,7 @@ def seat(
         if name in numbers:
             seats[name] = Seat(numbers[name], hubs[place])
         else:
-            rank = 1 + members.index(name) * ranks_per_worker
-            seats[name] = Seat(rank, hubs[place], followers[place]) if followers.get(place) else Seat(rank)
+            rank, others = members[name], followers.get(place, ())
+            seats[name] = Seat(rank, hubs[place], others) if others else Seat(rank)
     own = followers.get(sender, ())
     return Seating(world_size, seats, hubs[sender] if own else "", own)
