@@ -273,7 +273,7 @@ class WeightsConfig(Section):
     """`auto`: NCCL where learner and generators have GPUs, else gloo over the host's network."""
     relay: Literal["auto", "node", "off"] = "auto"
     """Who gets the weights from a neighbour instead of from the learner. `auto`: with NCCL, which takes one process a
-    card, those that share a card (through CUDA IPC); `node`: with gloo, all on one node, so that the bytes cross the
+    card, those that share a card (through CUDA IPC); `node`: over gloo, all on one node, so that the bytes cross the
     network once a node; `off`: nobody."""
     rendezvous_timeout: float = Field(default=60.0, gt=0)
     """Seconds in which all members of a broadcast group must have met."""

@@ -46,9 +46,10 @@ class Demand:
 
 def nccl_can_reach(config: Config, gpus_in_cluster: float) -> bool:
     """Whether both pools compute on GPUs that NCCL reaches: on whole cards, or on parts of one whose neighbours pass
-    the weights on to each other."""
+    the weights on to each other. `weights.relay: node` asks for gloo: a neighbour on another card has no such way."""
     parts = min(config.generator.gpus(gpus_in_cluster), config.learner.gpus(gpus_in_cluster))
-    return parts >= 1 or (parts > 0 and config.weights.relay != "off")
+    relay = config.weights.relay
+    return relay != "node" and (parts >= 1 or (parts > 0 and relay == "auto"))
 
 
 def hint_autoscaler(config: Config, sizes: Sizes | None) -> None:

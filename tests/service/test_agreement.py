@@ -18,7 +18,6 @@ from pods_cluster.data import load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.generation.records import Portion
 from pods_cluster.learning.group import LearnerGroup
-from pods_cluster.selection.actor import start_selector
 from pods_cluster.service.demo import CONFIG
 from pods_cluster.service.selector_handle import SelectorHandle
 from pods_cluster.types import GroupId, Prompt, SamplingParams
@@ -40,14 +39,8 @@ class Generators:
     """Two workers and a selector for all tests here: each learner group sends its weights over those of the last one."""
 
     def __init__(self, config: Config) -> None:
-        self.selector = start_selector(
-            config.run.name,
-            rule=config.selector.rule,
-            m=config.selector.keep,
-            n=config.generator.rollouts_per_prompt,
-            seed=0,
-        )
-        self.pool = GeneratorPool(config, self.selector)
+        self.selector = SelectorHandle.start(config, config.run.name)
+        self.pool = GeneratorPool(config, self.selector.handle)
         self.learners = 0
 
     async def start(self) -> None:
@@ -88,7 +81,7 @@ def generators(cluster: None, made: Made) -> Iterator[Generators]:
     generators = Generators(settings(made, "run.name=agree"))
     yield generators
     asyncio.run(generators.pool.close())
-    ray.kill(generators.selector)
+    ray.kill(generators.selector.handle)
 
 
 # The adapter comes first: an engine that took whole weights refuses one.
@@ -114,7 +107,7 @@ async def _check(config: Config, generators: Generators, export: Path) -> None:
         stream = load_prompts(config, load_tokenizer(config.model))
         broadcaster = Broadcaster(learners.handles, config.weights, config.run.name)
         assert not (await broadcaster.publish(version, pool.workers)).failed
-        handle = SelectorHandle(generators.selector)
+        handle = generators.selector
         for step in range(2):
             prompts = stream.next(config.learner.prompts_per_step)
             groups = [(generators.group(prompt), prompt) for prompt in prompts]

@@ -16,6 +16,7 @@ from pods_cluster.config import ConfigError
 from pods_cluster.service.balance import Rates, Shape, live, rates_of, splits, stages
 from pods_cluster.service.balancing import Balancer
 from pods_cluster.service.calibrate import calibration_config
+from pods_cluster.service.cluster import nccl_can_reach
 from pods_cluster.service.pace import next_rollouts
 
 from .parts import YAML, loop_config
@@ -104,6 +105,24 @@ def test_engines_that_share_cards_fill_them() -> None:
     assert {split.shape.cards for split in found} == {2}
     halves = splits(RATES, replace(SHAPE, gpus_per_worker=0.5), 3)
     assert sorted((s.shape.generators, s.shape.ranks) for s in halves) == [(1, 2), (2, 2), (3, 1), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reached"),
+    [
+        ([], True),
+        (["weights.relay=off"], True),
+        (["weights.relay=node"], False),
+        (["generator.gpus_per_worker=0.5"], True),
+        (["generator.gpus_per_worker=0.5", "weights.relay=off"], False),
+        (["generator.gpus_per_worker=0.5", "weights.relay=node"], False),
+        (["learner.gpus_per_worker=0.5"], True),
+        (["generator.gpus_per_worker=0"], False),
+    ],
+)
+def test_where_nccl_is_the_way_of_the_weights(overrides: list[str], reached: bool) -> None:
+    config = loop_config("generator.gpus_per_worker=1", "learner.gpus_per_worker=1", *overrides)
+    assert nccl_can_reach(config, 2.0) is reached
 
 
 def test_too_few_cards_are_refused() -> None:
