@@ -99,10 +99,10 @@ class Config(Section):
         """NCCL refuses two processes on one card: neighbours pass the weights on, but not everything can."""
         generator, learner, weights = self.generator, self.learner, self.weights
         part = learner.gpus_per_worker or 0.0
-        if 0 < part < 1 and learner.workers > 1:
+        if 0 < part <= 0.5 and learner.workers > 1:
             raise ValueError(
                 f"learner.gpus_per_worker: {part:g} lets two of the {learner.workers} ranks lie on one card, where NCCL "
-                f"refuses to connect them; use whole cards (1) or learner.workers: 1"
+                f"refuses to connect them; use more than half a card (generators can have the rest), or learner.workers: 1"
             )
         if generator.tensor_parallel > 1 and generator.cards != generator.tensor_parallel:
             raise ValueError(

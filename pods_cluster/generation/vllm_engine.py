@@ -69,7 +69,7 @@ class VllmEngine:
         self._finished: list[Rollout] = []
         self._serial = 0
         self._scoring = Scoring(core, self._request_id, self._advance)
-        self._weights = WorkerWeights(core, native=options.transfer == "native")
+        self._weights = WorkerWeights(core, native=options.transfer == "native", loading=options.loading)
         self._gauges: Any = None
         self._counts = dict.fromkeys(
             ("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted", "preemptions"), 0

@@ -50,13 +50,16 @@ class VllmOptions:
     `process`: the engine core in a process of its own. `logprobs`: of sampled tokens with each step (`engine`), of kept
     rollouts by a second look (`rescore`), or left to the learner (`none`). `seeded`: one stream a rollout
     (`per_request`), or one for the engine (`engine`; a rollout cannot be made again then). `transfer`: our transfer
-    engine or vLLM's own (`native`, NCCL only). `kv_cache_gb`: the key/value cache's size.
+    engine or vLLM's own (`native`, NCCL only). `loading` of new weights: straight into the model's storage where that was
+    proven at the first update (`auto`), or by vLLM's own loaders always (`reload`). `kv_cache_gb`: the key/value cache's
+    size.
     """
 
     process: bool = False
     logprobs: str = "engine"
     seeded: str = "per_request"
     transfer: str = "pods"
+    loading: str = "auto"
     kv_cache_gb: float | None = None
 
 
@@ -65,6 +68,7 @@ _CHOICES = {
     "logprobs": ("engine", "rescore", "none"),
     "seeded": ("per_request", "engine"),
     "transfer": ("pods", "native"),
+    "loading": ("auto", "reload"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pods_cluster.generation import vllm_compat
 from pods_cluster.generation.engine import EngineError
+from pods_cluster.weights.shards import joined
 from pods_cluster.weights.transport import Closed, Deadline, call_within
 from pods_cluster.weights.types import Invitation, WeightTransferError, WeightUpdate
 
@@ -17,9 +18,10 @@ _GRACE_SECONDS = 10.0
 class WorkerWeights:
     """All workers of one core as members of a broadcast group, through vLLM's weight-transfer interface."""
 
-    def __init__(self, core: vllm_compat.Core, native: bool) -> None:
+    def __init__(self, core: vllm_compat.Core, native: bool, loading: str = "auto") -> None:
         self._core = core
         self._native = native
+        self._loading = loading
         self._thread = threading.get_ident()
         self._token = uuid.uuid4().hex
         self._invitation: Invitation | None = None
@@ -69,14 +71,14 @@ class WorkerWeights:
             info = vllm_compat.native_update_info(update, invitation.bucket_bytes)
         else:
             info = vllm_transfer.update_info(update)
-        outcomes = self._call(update.timeout, "pods_receive", info)
+        outcomes = self._call(update.timeout, "pods_receive", info, self._loading)
         if any(outcomes):
             self._invitation = None
         vllm_transfer.raise_failure(outcomes, f"version {update.version}")
 
     def fingerprints(self) -> dict[str, str]:
         try:
-            return self._core.call_workers("pods_fingerprints")[0]
+            return joined(self._core.call_workers("pods_fingerprints"))
         except Exception as error:
             raise EngineError(f"fingerprints: {error}") from error
 

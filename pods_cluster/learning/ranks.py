@@ -84,8 +84,16 @@ class Ranks:
 
         Raises LearnerError after `timeout` seconds; cancelled or failed it keeps none of them.
         """
+        await self._reserve(range(self.workers, workers), timeout)
+
+    async def take_places(self, timeout: float) -> None:
+        """Have the ranks placed before `start`: where they share cards with generators, which fit anywhere, they choose
+        first. Raises LearnerError after `timeout` seconds."""
+        await self._reserve(range(self.workers), timeout)
+
+    async def _reserve(self, places: range, timeout: float) -> None:
         self.release()
-        more = [self._create(place) for place in range(self.workers, workers)]
+        more = [self._create(place) for place in places]
         self._reserved = more
         calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
         try:
@@ -95,10 +103,10 @@ class Ranks:
             if self._reserved is more:  # a later call may have begun before this one heard that it is called off
                 self._reserved = []
             if isinstance(error, TimeoutError):
-                text = f"{len(more)} more learner rank(s) were not placed within {timeout:g} s"
+                text = f"{len(more)} learner rank(s) were not placed within {timeout:g} s"
                 raise LearnerError(text) from None
             if isinstance(error, exceptions.RayError):
-                raise LearnerError(f"{len(more)} more learner rank(s) did not come up: {_cause(error)}") from error
+                raise LearnerError(f"{len(more)} learner rank(s) did not come up: {_cause(error)}") from error
             raise
 
     def release(self) -> None:

@@ -121,6 +121,8 @@ class Controller:
         pool = GeneratorPool(config, selector.handle)
         learners = LearnerGroup(config)
         self._closing = [pool, learners]
+        if 0 < (config.learner.gpus_per_worker or 0) < 1:
+            await learners.take_places(config.cluster.placement_timeout)
         starts = [asyncio.ensure_future(pool.start()), asyncio.ensure_future(learners.start())]
         try:
             await asyncio.gather(*starts)

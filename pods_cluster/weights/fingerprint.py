@@ -32,7 +32,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 def fingerprint(tensor: Tensor) -> str:
     """Of the tensor's bytes, dtype and shape, e.g. `bfloat16[2,3]:01f3…`; the same on every device."""
-    return _render(tensor, int(_word_sum(tensor).item()))
+    return render(dtype_name(tensor), tensor.shape, int(word_sum(tensor).item()))
 
 
 def fingerprints(tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> dict[str, str]:
@@ -43,13 +43,13 @@ def fingerprints(tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -
     heads: list[tuple[str, str, str, torch.Size]] = []
     sums: list[Tensor] = []
     for name, tensor in named:
-        heads.append((name, str(tensor.device), _dtype_name(tensor), tensor.shape))
-        sums.append(_word_sum(tensor))
+        heads.append((name, str(tensor.device), dtype_name(tensor), tensor.shape))
+        sums.append(word_sum(tensor))
     values: dict[int, int] = {}
     for device in {head[1] for head in heads}:
         rows = [row for row, head in enumerate(heads) if head[1] == device]
         values.update(zip(rows, torch.stack([sums[row] for row in rows]).tolist(), strict=True))
-    return {name: _format(dtype, shape, int(values[row])) for row, (name, _device, dtype, shape) in enumerate(heads)}
+    return {name: render(dtype, shape, int(values[row])) for row, (name, _device, dtype, shape) in enumerate(heads)}
 
 
 def combined(parts: Mapping[str, str]) -> str:
@@ -86,7 +86,7 @@ def difference(sent: Mapping[str, str], held: Mapping[str, str], *, limit: int =
     return head + "; ".join(problems[:limit]) + more
 
 
-def _word_sum(tensor: Tensor) -> Tensor:
+def word_sum(tensor: Tensor) -> Tensor:
     """Sum of the mixed words as a 0-dimensional int64 tensor on the tensor's device."""
     import torch
 
@@ -102,7 +102,8 @@ def _word_sum(tensor: Tensor) -> Tensor:
         step = _CPU_WORDS if data.device.type == "cpu" else _GPU_WORDS
         places = torch.arange(min(step, len(words)), dtype=torch.int64, device=data.device).mul_(_POSITION)
         for start in range(0, len(words), step):
-            total += _mixed_sum(words[start : start + step], places, start)
+            part = words[start : start + step]
+            total += _mixed_sum(part, places[: len(part)], start)
     if size % 8:
         tail = torch.zeros(8, dtype=torch.uint8, device=data.device)
         tail[: size % 8] = data[whole:]
@@ -111,23 +112,44 @@ def _word_sum(tensor: Tensor) -> Tensor:
     return total
 
 
+def strided_sum(tensor: Tensor, rows: int, row_words: int, first: int) -> Tensor:
+    """As `word_sum`, of `rows` equal runs of words: the first run begins at word `first` of the whole, each other one
+    `row_words` after the one before. Runs end at whole words, but for a single one."""
+    import torch
+
+    data = tensor.detach().contiguous().reshape(rows, -1).view(torch.uint8)
+    if padding := -data.shape[1] % 8:
+        data = torch.nn.functional.pad(data, (0, padding))
+    if data.storage_offset() % 8 or data.data_ptr() % 8:
+        data = data.clone()
+    words = data.view(torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    most = _CPU_WORDS if data.device.type == "cpu" else _GPU_WORDS
+    width = min(most, words.shape[1])
+    height = max(1, most // width)
+    places = torch.arange(min(height, rows), dtype=torch.int64, device=data.device).mul_(row_words)[:, None]
+    places = (places + torch.arange(width, dtype=torch.int64, device=data.device)).mul_(_POSITION)
+    for top in range(0, rows, height):
+        for left in range(0, words.shape[1], width):
+            block = words[top : top + height, left : left + width]
+            total += _mixed_sum(block, places[: block.shape[0], : block.shape[1]], first + top * row_words + left)
+    return total
+
+
 def _mixed_sum(words: Tensor, places: Tensor, start: int) -> Tensor:
-    """`places` holds i * c for i = 0..; int64 arithmetic wraps, and >> is arithmetic, hence the masks."""
+    """`places` holds i * c for the words' i, counted from `start`; int64 arithmetic wraps, and >> is arithmetic, hence
+    the masks."""
     offset = _signed(start * _POSITION % (1 << 64))
-    mixed = (places[: len(words)] + offset).bitwise_xor_(words)
+    mixed = (places + offset).bitwise_xor_(words)
     mixed.bitwise_xor_((mixed >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
     mixed.bitwise_xor_((mixed >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
     mixed.bitwise_xor_((mixed >> 31).bitwise_and_((1 << 33) - 1))
     return mixed.sum()
 
 
-def _render(tensor: Tensor, value: int) -> str:
-    return _format(_dtype_name(tensor), tensor.shape, value)
-
-
-def _format(dtype: str, shape: Iterable[int], value: int) -> str:
+def render(dtype: str, shape: Iterable[int], value: int) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]:{value % (1 << 64):016x}"
 
 
-def _dtype_name(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

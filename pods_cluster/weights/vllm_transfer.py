@@ -3,8 +3,9 @@
 Named as `worker_extension_cls`, so that every vLLM worker process imports this module before it loads the model. The
 transport is the one of all receivers (`Receiver`: gloo or NCCL, with deadlines, a watchdog and a way out from another
 thread, which vLLM's own "nccl" engine lacks); the lifecycle (start, update, finish) and the loading (layerwise reload:
-each layer in the model's own format, copied into the storage that captured graphs read) are vLLM's. Holds for vLLM
-0.25.1 to 0.33, on GPU and CPU.
+each layer in the model's own format, copied into the storage that captured graphs read) are vLLM's, at the first update
+and wherever the model does not keep its parameters as they come (`vllm_direct`). Holds for vLLM 0.25.1 to 0.33, on GPU
+and CPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from pods_cluster.weights.adapter import AdapterInbox
 from pods_cluster.weights.receiver import Receiver, Sink
+from pods_cluster.weights.shards import ShardSum
 from pods_cluster.weights.transport import first_line
 from pods_cluster.weights.types import (
     AdapterFactor,
@@ -35,7 +37,8 @@ from pods_cluster.weights.types import (
     WeightUpdate,
 )
 from pods_cluster.weights.vllm_adapter import VllmAdapter
-from pods_cluster.weights.vllm_parameters import expected_names, held_fingerprints, repack_tied_heads
+from pods_cluster.weights.vllm_direct import DirectLoader, Trial
+from pods_cluster.weights.vllm_parameters import expected_names, held_sums, repack_tied_heads
 
 BACKEND = "pods"
 EXTENSION = f"{__name__}.WorkerExtension"
@@ -127,6 +130,9 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         self._cuda = device if device.type == "cuda" else None
         self._receiver: Receiver | None = None
         self._adapter: VllmAdapter | None = None
+        self._trial: Trial | None = None
+        self._direct: DirectLoader | None = None
+        self._tried = False
 
     def init_transfer_engine(self, init_info: PodsInitInfo) -> None:
         self.leave()
@@ -163,6 +169,27 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
     def receive_weights(self, update_info: PodsUpdateInfo) -> None:
         self._receive(update_info.update(), self._load)
 
+    @property
+    def direct(self) -> bool:
+        """Whether updates go straight into the model's storage: known after the first one."""
+        return self._direct is not None
+
+    def begin_trial(self) -> None:
+        """Before an update through vLLM's loaders: watch whether later ones can be direct, unless that is known."""
+        self._trial = None if self._tried else Trial(self.model)
+
+    def end_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            self._tried, self._direct = True, trial.outcome()
+
+    def receive_direct(self, update: WeightUpdate) -> None:
+        assert self._direct is not None
+        self._receive(update, self._direct.load)
+        if self._cuda is not None:
+            # The model may compute on another stream than this one.
+            torch.cuda.synchronize(self._cuda)
+
     def receive_adapter(self, update: WeightUpdate) -> None:
         """An adapter, merged into the weights of `model.path`; the model is as before until all of it has come."""
         inbox = AdapterInbox()
@@ -181,6 +208,8 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
     def _load(self, rows: list[tuple[TensorSpec, torch.Tensor]]) -> None:
         # Copies: layerwise reload keeps a fused layer's tensors until the last of them came, perhaps a bucket later.
         model: Any = self.model
+        if self._trial is not None:
+            self._trial.see(rows)
         model.load_weights([(spec.name, tensor.clone()) for spec, tensor in rows])
 
     def leave(self) -> None:
@@ -214,17 +243,18 @@ class WorkerExtension:
     def pods_disconnect(self: Any, token: str) -> dict[str, Any]:
         return _outcome(lambda: close_transfer(token))
 
-    def pods_receive(self: Any, info: dict[str, Any]) -> dict[str, Any]:
+    def pods_receive(self: Any, info: dict[str, Any], loading: str) -> dict[str, Any]:
         """One full version. After a failure the model is unusable until the next full one."""
-        return _outcome(lambda: _receive(self, info))
+        return _outcome(lambda: _receive(self, info, loading))
 
-    def pods_fingerprints(self: Any) -> dict[str, str]:
-        return held_fingerprints(self.model_runner.get_model())
+    def pods_fingerprints(self: Any) -> dict[str, ShardSum]:
+        return held_sums(self.model_runner.get_model())
 
 
-def _receive(worker: Any, info: dict[str, Any]) -> None:
-    model = worker.model_runner.get_model()
-    if (update := PodsUpdateInfo(**info).update() if "factors" in info else None) is not None and update.adapter:
+def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
+    model, engine = worker.model_runner.get_model(), worker.weight_transfer_engine
+    update = PodsUpdateInfo(**info).update() if "factors" in info else None
+    if update is not None and update.adapter:
         _receive_adapter(worker, update)
         return
     worker.pods_whole = True
@@ -234,12 +264,20 @@ def _receive(worker: Any, info: dict[str, Any]) -> None:
             worker.weight_transfer_engine.finish_weight_update()
         worker._weight_update_active = False
     _check_names(worker, model, info["names"])
+    if update is not None and engine.direct:
+        engine.receive_direct(update)
+        repack_tied_heads(model)
+        return
+    if update is not None and loading == "auto":
+        engine.begin_trial()
     worker.pods_half_loaded = True
     worker.start_weight_update()
     worker.update_weights(info)
     worker.finish_weight_update()
     repack_tied_heads(model)
     worker.pods_half_loaded = False
+    if update is not None:
+        engine.end_trial()
 
 
 def _receive_adapter(worker: Any, update: WeightUpdate) -> None:

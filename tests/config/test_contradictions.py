@@ -72,7 +72,7 @@ def problem(*overrides: str) -> str:
             ["learner.gpus_per_worker=0.5", "learner.workers=2"],
             "learner.gpus_per_worker",
             "0.5",
-            "use whole cards (1) or learner.workers: 1",
+            "use more than half a card",
         ),
         (
             ["generator.gpus_per_worker=1", "generator.tensor_parallel=2"],

@@ -36,7 +36,8 @@ class ModelSource:
 
 
 class Learner:
-    """Sends the weights of a model (or those of a source) over gloo, or (`relay`) to a neighbour."""
+    """Sends the weights of a model (or those of a source) over gloo, or (`relay`) to a neighbour, to `ranks` receivers
+    that one engine is."""
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class Learner:
         *,
         computed: WeightSource | None = None,
         relay: bool = False,
+        ranks: int = 1,
     ) -> None:
         self.relay = relay
+        self.ranks = ranks
         self.source = ModelSource(model, leave_out) if isinstance(model, PreTrainedModel) else model
         self.sender = WeightSender(self.source, 0, host="127.0.0.1", computed=computed)
 
@@ -54,8 +57,8 @@ class Learner:
         if self.relay:
             self.sender.open("gloo", name, 0, TIMEOUT, name, (1,))
             return Invitation("gloo", "", 0, 1, 1, name, TIMEOUT, hub=name)
-        host, port = self.sender.open("gloo", name, 1, TIMEOUT)
-        return Invitation("gloo", host, port, 2, 1, name, TIMEOUT)
+        host, port = self.sender.open("gloo", name, self.ranks, TIMEOUT)
+        return Invitation("gloo", host, port, self.ranks + 1, 1, name, TIMEOUT)
 
     def update(self, version: int, timeout: float = TIMEOUT) -> WeightUpdate:
         specs = self.source.specs()

@@ -60,7 +60,7 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)).eval()
 
 
-def config(path: Path | str, max_tokens: int = 40, dtype: str = "float32", **options: Any) -> Config:
+def config(path: Path | str, max_tokens: int = 40, dtype: str = "float32", parallel: int = 1, **options: Any) -> Config:
     return Config.model_validate(
         {
             "model": {"path": str(path), "dtype": dtype},
@@ -71,6 +71,7 @@ def config(path: Path | str, max_tokens: int = 40, dtype: str = "float32", **opt
                 "max_tokens": max_tokens,
                 "max_sequences": 8,
                 "rollouts_per_prompt": 8,
+                "tensor_parallel": parallel,
                 "engine_options": options,
             },
             "selector": {"keep": 2},

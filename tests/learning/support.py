@@ -60,6 +60,7 @@ def config_for(model: Path, **learner: Any) -> Config:
             "max_grad_norm": 0.5,
             "start_timeout": 300,
             "step_timeout": 120,
+            "gpus_per_worker": 0,  # on CPUs, whatever the cluster offers
             **learner,
         },
         "run": {"name": "learning-test", "steps": 10},

@@ -47,6 +47,7 @@ def cluster():
     ray.init(
         address="local",
         num_cpus=4,
+        num_gpus=2,  # that nobody computes on: where processes are put
         namespace="pods",
         include_dashboard=False,
         log_to_driver=False,
@@ -169,6 +170,26 @@ class NoSecondRank(LearnerGroup):
         return await super().start()
 
 
+def test_ranks_that_share_cards_with_generators_have_one_each(cluster, model_folder):
+    """Generators of 0.4 cards fit where two ranks of 0.6 do not: the ranks choose first."""
+    config = config_for(model_folder, workers=2, gpus_per_worker=0.6)
+
+    async def places() -> list[str]:
+        group = LearnerGroup(config)
+        try:
+            await group.take_places(60.0)
+            others = [ray.remote(Holder).options(num_cpus=0, num_gpus=0.4).remote() for _ in range(2)]
+            await asyncio.gather(*(other.__ray_ready__.remote() for other in others))
+            for other in others:
+                ray.kill(other)
+            reserved = [rank.handle for rank in group._reserved]
+            return [place.card for place in await asyncio.gather(*(rank.weights_place.remote() for rank in reserved))]
+        finally:
+            await group.close()
+
+    assert sorted(asyncio.run(places())) == ["0", "1"]
+
+
 def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_folder, tmp_path):
     config = config_for(model_folder, top={"run": {"name": "no-second"}})
 
@@ -186,7 +207,7 @@ def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_fo
             assert group.names != names  # another process with the same state
             selections, _ = await give(holder, 1)
             assert (await group.train(selections, 1)).updates == 1
-            with pytest.raises(LearnerError, match=r"9 more learner rank\(s\) were not placed within 1 s"):
+            with pytest.raises(LearnerError, match=r"9 learner rank\(s\) were not placed within 1 s"):
                 await group.reserve(10, 1.0)
         finally:
             await group.close()

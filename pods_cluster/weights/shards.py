@@ -1,0 +1,107 @@
+"""Fingerprints of tensors that lie in shards on several workers, without bringing them together.
+
+A fingerprint is a sum over a tensor's words, each mixed with its place (`fingerprint`): the sums of disjoint shards add
+up to the whole's. So each tensor-parallel worker sums its own words at the places that they have in the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pods_cluster.weights.fingerprint import dtype_name, render, strided_sum, word_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a tensor of `shape` this is: `start` and on along `dim`, all of the other dimensions."""
+
+    shape: tuple[int, ...]
+    dim: int = 0
+    start: int = 0
+
+
+ShardSum = tuple[str, list[int], int, int, int, int]
+"""Of one shard: dtype, shape of the whole, dim, start, length along dim, sum of its words mod 2^64. Plain, as it crosses
+process borders."""
+
+
+def shard_sum(tensor: Tensor, shard: Shard) -> Tensor:
+    """The sum of the shard's words as a 0-dimensional int64 tensor on its device.
+
+    Raises ValueError where it does not fit its whole, or begins or ends within a word of it.
+    """
+    shape, dim = shard.shape, shard.dim
+    expected = shape[:dim] + (_length(tensor, dim),) + shape[dim + 1 :] if shape else ()
+    if tuple(tensor.shape) != expected or (shape and shard.start + _length(tensor, dim) > shape[dim]):
+        raise ValueError(f"a shard {list(tensor.shape)} at {shard.start} of dimension {dim} is none of {list(shape)}")
+    if tuple(tensor.shape) == shape or not tensor.numel():
+        return word_sum(tensor)
+    width = tensor.element_size() * math.prod(shape[dim + 1 :])
+    rows, row = math.prod(shape[:dim]), shape[dim] * width
+    first, size = shard.start * width, tensor.shape[dim] * width
+    last = rows == 1 and first + size == row
+    if first % _WORD or (size % _WORD and not last) or (rows > 1 and row % _WORD):
+        raise ValueError(
+            f"a shard {list(tensor.shape)} of {list(shape)} begins or ends within a word of {_WORD} bytes, so that its "
+            "fingerprint cannot be taken"
+        )
+    return strided_sum(tensor, rows, row // _WORD if rows > 1 else 0, first // _WORD)
+
+
+def shard_sums(shards: Iterable[tuple[str, Tensor, Shard]]) -> dict[str, ShardSum]:
+    """By name, of one worker. A tensor is read before the next is asked for; the sums come to the host in one copy."""
+    import torch
+
+    heads: list[tuple[str, str, Shard, int]] = []
+    sums: list[Tensor] = []
+    for name, tensor, shard in shards:
+        heads.append((name, dtype_name(tensor), shard, _length(tensor, shard.dim)))
+        sums.append(shard_sum(tensor, shard))
+    totals = torch.stack(sums).tolist() if sums else []
+    return {
+        name: (dtype, list(shard.shape), shard.dim, shard.start, length, total % (1 << 64))
+        for (name, dtype, shard, length), total in zip(heads, totals, strict=True)
+    }
+
+
+def joined(workers: Sequence[Mapping[str, ShardSum]]) -> dict[str, str]:
+    """Fingerprints by name of what `workers` hold together. A shard that several hold (a replica) must be the same on
+    all; what does not fit together gets a text that says so, which equals no fingerprint."""
+    found: dict[str, list[ShardSum]] = {}
+    for sums in workers:
+        for name, value in sums.items():
+            found.setdefault(name, []).append(value)
+    return {name: _joined(values) for name, values in found.items()}
+
+
+def _joined(values: list[ShardSum]) -> str:
+    dtype, shape, dim, *_ = values[0]
+    if any((value[0], list(value[1])) != (dtype, list(shape)) for value in values):
+        return "the workers hold other dtypes or shapes: " + ", ".join(f"{v[0]}{list(v[1])}" for v in values)
+    total = place = 0
+    held: dict[tuple[int, int], int] = {}
+    for _, _, _, start, length, part in sorted(values, key=lambda value: value[3:5]):
+        if (start, length) in held:
+            if held[start, length] != part:
+                return f"the workers' copies of {start} to {start + length} along dimension {dim} differ"
+            continue
+        if start != place:
+            return f"the workers hold {start} on after {place} along dimension {dim}"
+        held[start, length] = part
+        place, total = start + length, total + part
+    size = shape[dim] if shape else 1
+    if place != size:
+        return f"the workers hold {place} of {size} along dimension {dim}"
+    return render(dtype, shape, total)
+
+
+def _length(tensor: Tensor, dim: int) -> int:
+    return tensor.shape[dim] if tensor.ndim else 1
