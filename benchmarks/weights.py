@@ -4,8 +4,9 @@
     python -m benchmarks.weights --shape tiny --engine transformers   # the same path over gloo on a CPU
 
 Random weights of Qwen2.5's shapes; speed does not depend on their values. The first publish builds the broadcast group, later
-ones use it; requests are in flight while they happen (`--load`), so that what a pause costs is in the numbers. Writes
-`benchmarks/results/weights_<shape>.json`.
+ones use it. 256 requests are in flight meanwhile, and each worker's tokens are counted every few milliseconds (`pauses`): how
+long none came, and how many fewer than at the rate before came until the rate was back to 90 % of it: the running requests
+compute their keys and values anew under the new weights. Writes `benchmarks/results/weights_<shape>.json`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,7 @@ def configuration(arguments: argparse.Namespace, model: Path, gpu: bool) -> Conf
         "rollouts_per_prompt": 32,
         "max_tokens": arguments.max_tokens,
         "max_sequences": 256,
+        "engine_options": {"loading": arguments.loading} if arguments.engine == "vllm" else {},
     }
     return build_config(
         {
@@ -103,9 +106,13 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
         reports = [await broadcaster.publish(0, pool.workers)]
         if arguments.load:
             await load(pool)
+        watch = Watch(pool)
         for version in range(1, arguments.publishes + 1):
             await asyncio.sleep(arguments.pause)
+            watch.mark()
             reports.append(await broadcaster.publish(version, pool.workers))
+        await asyncio.sleep(arguments.pause)
+        pauses = await watch.end()
         failed = {name: reason for report in reports for name, reason in report.failed.items()}
         later = [report.seconds for report in reports[1:]]
         result |= {
@@ -116,12 +123,61 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
             "median_seconds": round(statistics.median(later), 4),
             "gigabytes_per_second": round(reports[0].nbytes / statistics.median(later) / 1e9, 2),
             "failed": failed,
+            "pauses": pauses,
         }
         result["agreement"] = await agreement(pool, learners)
         return result
     finally:
         await pool.close()
         await learners.close()
+
+
+class Watch:
+    """Counts the tokens of all workers, over and over, until `end`."""
+
+    EVERY, SPAN = 0.004, 0.2
+    """Seconds between two looks, and those that a rate is taken over."""
+
+    def __init__(self, pool: GeneratorPool) -> None:
+        self._pool = pool
+        self._marks: list[float] = []
+        self._seen: list[tuple[float, int]] = []
+        self._task = asyncio.ensure_future(self._look())
+
+    def mark(self) -> None:
+        """An update begins."""
+        self._marks.append(time.monotonic())
+
+    async def _look(self) -> None:
+        while True:
+            stats = await asyncio.gather(*(worker.stats.remote() for worker in self._pool.workers.values()))
+            self._seen.append((time.monotonic(), sum(found.engine.generated_tokens for found in stats)))
+            await asyncio.sleep(self.EVERY)
+
+    async def end(self) -> list[dict[str, float]]:
+        self._task.cancel()
+        ends = [*self._marks[1:], self._seen[-1][0]]
+        return [self._pause(mark, end) for mark, end in zip(self._marks, ends, strict=True)]
+
+    def _pause(self, mark: float, end: float) -> dict[str, float]:
+        rate = self._rate(mark, 3 * self.SPAN)
+        after = [(at, tokens) for at, tokens in self._seen if mark <= at <= end]
+        moved = [before[0] for before, now in pairwise(after) if now[1] > before[1]]
+        gaps = [later - earlier for earlier, later in zip([mark, *moved], [*moved, end], strict=True)]
+        back = next((at for at, _ in after if at > mark + self.SPAN and self._rate(at, self.SPAN) >= 0.9 * rate), end)
+        made = self._at(back) - self._at(mark)
+        return {
+            "rate_before": round(rate),
+            "longest_gap_seconds": round(max(gaps), 4),
+            "back_to_90_percent_after_seconds": round(back - mark, 3),
+            "tokens_lost": round(rate * (back - mark) - made),
+        }
+
+    def _at(self, moment: float) -> int:
+        return next((tokens for at, tokens in reversed(self._seen) if at <= moment), 0)
+
+    def _rate(self, moment: float, span: float) -> float:
+        return (self._at(moment) - self._at(moment - span)) / span
 
 
 async def load(pool: GeneratorPool) -> None:
@@ -156,8 +212,11 @@ def main() -> None:
     parser.add_argument("--generators", type=int, default=1)
     parser.add_argument("--learners", type=int, default=1)
     parser.add_argument("--zero-stage", type=int, choices=(1, 2, 3), default=2)
-    parser.add_argument("--publishes", type=int, default=8)
-    parser.add_argument("--pause", type=float, default=0.5, help="seconds between publishes")
+    parser.add_argument("--publishes", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=1.5, help="seconds between publishes")
+    parser.add_argument(
+        "--loading", choices=("auto", "reload"), default="auto", help="vLLM: see engine_options.loading"
+    )
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--bucket-megabytes", type=float, default=256.0)
     parser.add_argument("--no-load", dest="load", action="store_false", help="publish to idle engines")

@@ -1,12 +1,14 @@
 """The learner by ZeRO stage, ranks and options: the same training, peak memory of a rank, and what m of n saves.
 
     python -m benchmarks.zero MODEL [--gpus 2] [--arms one,zero1,…] [--out benchmarks/results/zero_x.json]
+    python -m benchmarks.zero MODEL --repeats 0 --at-once 4                        (numbers and memory alone, four arms at a time)
     python -m benchmarks.zero MODEL --gpus 0 --arms zero2,zero3 --groups 2 --longest 32 --budget 512     (two CPU processes)
 
 Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
 float32 master weights (float32 on a CPU): 20 steps on the m = 16 kept, whose gradient norms and entropies are compared with
 those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the update on
-the kept and on all 64 in turn. `peak_gb` is the most that a rank's allocator held in the 20 steps.
+the kept and on all 64 in turn (`--repeats` times; not where arms run at once, as they would wait for one another). `peak_gb` is
+the most that a rank's allocator held in the 20 steps.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ ARMS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero2-lora": (2, {"zero_stage": 2, "lora": {"rank": 64, "alpha": 64}}),
     "zero2-8bit": (2, {"zero_stage": 2, "optimizer": "adamw_8bit"}),
 }
-STEPS, REPEATS, RATE = 20, 3, 1e-5
+STEPS, RATE = 20, 1e-5
 
 
 def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> None:
@@ -91,7 +94,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
         entropies.append(result.sums.sums["entropy"])
     peak = torch.cuda.max_memory_allocated() / 1e9 if gpu else None
     seconds: dict[str, list[float]] = {"all": [], "kept": []}
-    for _ in range(REPEATS):
+    for _ in range(arguments.repeats):
         for name, plan in plans.items():
             if gpu:
                 torch.cuda.synchronize()
@@ -110,11 +113,12 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
         "entropies": (total / plans["kept"].trained_tokens).tolist(),
         "peak_gb": peak,
         "optimizer_gb": trainer.engine.optimizer_bytes() / 1e9,
-        "seconds": {name: round(statistics.median(times), 4) for name, times in seconds.items()},
-        "ratio": statistics.median(k / a for k, a in zip(seconds["kept"], seconds["all"], strict=True)),
         "token_ratio": plans["kept"].trained_tokens / plans["all"].trained_tokens,
         "tokens": sum(part.tokens for part in plans["all"].ranks),
     }
+    if arguments.repeats:
+        found["seconds"] = {name: round(statistics.median(times), 4) for name, times in seconds.items()}
+        found["ratio"] = statistics.median(k / a for k, a in zip(seconds["kept"], seconds["all"], strict=True))
     if rank == 0:
         print(json.dumps(found))
     process_group.leave()
@@ -171,17 +175,21 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--longest", type=int, default=384)
     parser.add_argument("--budget", type=int, default=16384)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.at_once > 1 and arguments.repeats:
+        parser.error("--at-once: arms that run at once cannot be timed; add --repeats 0")
     if arguments.rank:
         arm, rank, port = arguments.rank.split(":")
         rank_main(arm, int(rank), int(port), arguments)
         return
     from benchmarks._machine import machine
 
-    shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget")}
+    shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget", "at_once")}
     result: dict[str, Any] = {
         "benchmark": "zero",
         "machine": machine(),
@@ -190,17 +198,19 @@ def main() -> None:
         "arms": {},
     }
     first: dict[str, Any] = {}
-    for arm in arguments.arms.split(","):
-        found = run_arm(arm, arguments)
-        if "error" not in found:
-            first = first or found
-            for name in ("grad_norms", "entropies"):
-                pairs = zip(found[name], first[name], strict=True)
-                found[f"{name}_differ_by"] = max(abs(a - b) / abs(b) for a, b in pairs)
-        result["arms"][arm] = found
-        print(arm, json.dumps({key: value for key, value in found.items() if not isinstance(value, list)}), flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arms = arguments.arms.split(",")
+    with ThreadPoolExecutor(arguments.at_once) as threads:
+        for arm, found in zip(arms, threads.map(lambda arm: run_arm(arm, arguments), arms), strict=True):
+            if "error" not in found:
+                first = first or found
+                for name in ("grad_norms", "entropies"):
+                    pairs = zip(found[name], first[name], strict=True)
+                    found[f"{name}_differ_by"] = max(abs(a - b) / abs(b) for a, b in pairs)
+            result["arms"][arm] = found
+            shown = {key: value for key, value in found.items() if not isinstance(value, list)}
+            print(arm, json.dumps(shown), flush=True)
+            if arguments.out:
+                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

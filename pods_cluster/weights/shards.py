@@ -39,7 +39,7 @@ def shard_sum(tensor: Tensor, shard: Shard) -> Tensor:
     Raises ValueError where it does not fit its whole, or begins or ends within a word of it.
     """
     shape, dim = shard.shape, shard.dim
-    expected = shape[:dim] + (_length(tensor, dim),) + shape[dim + 1 :] if shape else ()
+    expected = (*shape[:dim], _length(tensor, dim), *shape[dim + 1 :]) if shape else ()
     if tuple(tensor.shape) != expected or (shape and shard.start + _length(tensor, dim) > shape[dim]):
         raise ValueError(f"a shard {list(tensor.shape)} at {shard.start} of dimension {dim} is none of {list(shape)}")
     if tuple(tensor.shape) == shape or not tensor.numel():

@@ -71,7 +71,8 @@ def held(model: torch.nn.Module) -> Iterator[Held]:
             else:
                 seen.add(parameter.data_ptr())
             names = unfused(f"{prefix}.{name}", packed)
-            for single, (part, shard) in zip(names, _shards(module, name, tensor, len(names)), strict=True):
+            shards = _shards(module, name, tensor, len(names))
+            for single, (part, shard) in zip(names, shards, strict=True):
                 yield Held(single, part, shard)
 
 
@@ -100,7 +101,9 @@ def _shards(module: Any, name: str, tensor: torch.Tensor, count: int) -> list[tu
         ranks = [module.tp_rank, *[module.tp_rank // module.num_kv_head_replicas] * 2]
         groups = [module.tp_size, *[module.tp_size // module.num_kv_head_replicas] * 2]
     elif isinstance(module, ColumnParallelLinear):
-        wholes = module.output_sizes if count > 1 else [tensor.shape[0] * module.tp_size]
+        wholes: list[int] = (
+            list(getattr(module, "output_sizes", [])) if count > 1 else [tensor.shape[0] * module.tp_size]
+        )
         sizes = [size // module.tp_size for size in wholes]
         ranks, groups = [module.tp_rank] * count, [module.tp_size] * count
     else:  # every worker holds all of it
