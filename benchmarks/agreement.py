@@ -38,7 +38,12 @@ ARMS: dict[str, list[str]] = {
     "reload": ["generator.engine_options.loading=reload", "generator.engine_options.enforce_eager=true"],
     "tensor-parallel": [
         "generator.tensor_parallel=2",
+        # Two cards are the engine's: the learner trains little, on CPUs.
         "learner.gpus_per_worker=0",
+        "learner.threads=8",
+        "learner.prompts_per_step=2",
+        "generator.rollouts_per_prompt=4",
+        "selector.keep=2",
         "weights.transport=gloo",
         "generator.engine_options.enforce_eager=true",
     ],
@@ -116,7 +121,9 @@ async def measure(config: Any, arguments: argparse.Namespace, gpu: bool) -> dict
         differences: list[dict[str, float]] = []
         size = config.generator.rollouts_per_prompt
         for step in range(arguments.updates):
-            groups = [(GroupId(prompt.epoch, prompt.row), prompt) for prompt in stream.next(8)]
+            groups = [
+                (GroupId(prompt.epoch, prompt.row), prompt) for prompt in stream.next(config.learner.prompts_per_step)
+            ]
             await selector.expect([(group, size) for group, _ in groups])
             await pool.submit([Portion(group, prompt, size, 0, size) for group, prompt in groups])
             selections: list[Any] = []

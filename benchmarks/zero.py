@@ -5,10 +5,10 @@
     python -m benchmarks.zero MODEL --gpus 0 --arms zero2,zero3 --groups 2 --longest 32 --budget 512     (two CPU processes)
 
 Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
-float32 master weights (float32 on a CPU): 20 steps on the m = 16 kept, whose gradient norms and entropies are compared with
+float32 master weights (float32 on a CPU): `--steps` steps on the m = 16 kept, whose gradient norms and entropies are compared with
 those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the update on
 the kept and on all 64 in turn (`--repeats` times; not where arms run at once, as they would wait for one another). `peak_gb` is
-the most that a rank's allocator held in the 20 steps.
+the most that a rank's allocator held in those steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ARMS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero2-lora": (2, {"zero_stage": 2, "lora": {"rank": 64, "alpha": 64}}),
     "zero2-8bit": (2, {"zero_stage": 2, "optimizer": "adamw_8bit"}),
 }
-STEPS, RATE = 20, 1e-5
+RATE = 1e-5
 
 
 def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     entropies: list[float] = []
     if gpu:
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(STEPS):
+    for _ in range(arguments.steps):
         result = trainer.train(plans["kept"].ranks[rank], rollouts, RATE)
         norms.append(result.grad_norms[-1])
         entropies.append(result.sums.sums["entropy"])
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--longest", type=int, default=384)
     parser.add_argument("--budget", type=int, default=16384)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120.0)
@@ -189,7 +190,7 @@ def main() -> None:
         return
     from benchmarks._machine import machine
 
-    shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget", "at_once")}
+    shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget", "steps", "at_once")}
     result: dict[str, Any] = {
         "benchmark": "zero",
         "machine": machine(),
