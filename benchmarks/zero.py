@@ -5,8 +5,8 @@
     python -m benchmarks.zero MODEL --gpus 0 --arms zero2,zero3 --groups 2 --longest 32 --budget 512     (two CPU processes)
 
 Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
-float32 master weights (float32 on a CPU): `--steps` steps on the m = 16 kept, whose gradient norms and entropies are compared with
-those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the update on
+float32 master weights (float32 on a CPU): `--steps` steps on the m = 16 kept, whose gradient norms and entropies are compared
+with those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the update on
 the kept and on all 64 in turn (`--repeats` times; not where arms run at once, as they would wait for one another). `peak_gb` is
 the most that a rank's allocator held in those steps.
 """

@@ -18,6 +18,8 @@ from pods_cluster.names import NAMESPACE, actor_name, demand
 RESOURCE = "pods_learner"
 GRACE = 30.0
 _CLOSE_TIMEOUT = 10.0
+# Ray leaves a process that asked for no card all cards of its node.
+_NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class LearnerError(Exception):
@@ -133,9 +135,7 @@ class Ranks:
             "num_gpus": gpus,
             "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
             "max_restarts": 0,  # one rank cannot rejoin: the group is started again as a whole
-            "runtime_env": {
-                "env_vars": {"OMP_NUM_THREADS": str(threads), **({} if gpus else {"DS_ACCELERATOR": "cpu"})}
-            },
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), **({} if gpus else _NO_GPU)}},
         }
         extra = self._options if isinstance(self._options, Mapping) else (self._options[place] if self._options else {})
         return {**options, **extra}
