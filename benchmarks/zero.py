@@ -6,9 +6,9 @@
 
 Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
 float32 master weights (float32 on a CPU): `--steps` steps on the m = 16 kept, whose gradient norms and entropies are compared
-with those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the update on
-the kept and on all 64 in turn (`--repeats` times; not where arms run at once, as they would wait for one another). `peak_gb` is
-the most that a rank's allocator held in those steps.
+with those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the
+update on the kept and on all 64 in turn (`--repeats` times; not where arms run at once, as they would wait for one another).
+`peak_gb` is the most that a rank's allocator held in those steps.
 """
 
 from __future__ import annotations

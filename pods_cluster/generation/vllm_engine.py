@@ -36,12 +36,12 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
     process = generator.engine_options.get("process") is True or generator.tensor_parallel > 1
     vllm_compat.prepare_environment(process, generator.threads or max(1, int(generator.cpus_per_worker)))
     vllm_compat.import_vllm()
-    from pods_cluster.weights import vllm_transfer
+    from pods_cluster.weights import vllm_extension, vllm_transfer
 
     options, passed = read_options(config)
     backend = "nccl" if options.transfer == "native" else vllm_transfer.BACKEND
     arguments = engine_arguments(config, options, passed, backend)
-    arguments["worker_extension_cls"] = vllm_transfer.EXTENSION
+    arguments["worker_extension_cls"] = vllm_extension.EXTENSION
     shared = vllm_compat.on_gpu() and generator.cards < 1
     core = start_core(arguments, process=process, shared_card=shared)
     if core.runner == "v1" and vllm_compat.on_gpu() and options.seeded == "per_request":

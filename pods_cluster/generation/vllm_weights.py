@@ -27,7 +27,7 @@ class WorkerWeights:
         self._invitation: Invitation | None = None
 
     def connect(self, invitation: Invitation) -> None:
-        from pods_cluster.weights import vllm_transfer
+        from pods_cluster.weights import vllm_extension, vllm_transfer
 
         self.disconnect()
         if self._native and invitation.transport != "nccl":
@@ -42,7 +42,7 @@ class WorkerWeights:
             )
         info = vllm_compat.native_init_info(invitation) if self._native else vllm_transfer.init_info(invitation)
         outcomes = self._call(invitation.timeout, "pods_connect", self._token, info)
-        vllm_transfer.raise_failure(outcomes, f"weights group {invitation.name}")
+        vllm_extension.raise_failure(outcomes, f"weights group {invitation.name}")
         self._invitation = invitation
 
     def disconnect(self) -> None:
@@ -64,7 +64,7 @@ class WorkerWeights:
 
     def receive(self, update: WeightUpdate) -> None:
         """Into the model of every worker. Raises WeightTransferError; the models are unusable then."""
-        from pods_cluster.weights import vllm_transfer
+        from pods_cluster.weights import vllm_extension, vllm_transfer
 
         invitation = self.check(update)
         if self._native:
@@ -74,7 +74,7 @@ class WorkerWeights:
         outcomes = self._call(update.timeout, "pods_receive", info, self._loading)
         if any(outcomes):
             self._invitation = None
-        vllm_transfer.raise_failure(outcomes, f"version {update.version}")
+        vllm_extension.raise_failure(outcomes, f"version {update.version}")
 
     def fingerprints(self) -> dict[str, str]:
         try:
