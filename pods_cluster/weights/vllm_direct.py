@@ -8,7 +8,7 @@ goes through vLLM's own loaders, and only if each parameter then holds the words
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,13 @@ class DirectLoader:
 
     def __init__(self, parts: dict[str, Held]) -> None:
         self._parts = parts
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises WeightLoadError where an update would leave a parameter as it was."""
+        if missing := sorted(set(self._parts).difference(names)):
+            raise WeightLoadError(
+                f"{len(missing)} parameter(s) of the engine are not in the update, {missing[0]} first"
+            )
 
     @torch.no_grad()
     def load(self, rows: Rows) -> None:

@@ -184,6 +184,7 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
 
     def receive_direct(self, update: WeightUpdate) -> None:
         assert self._direct is not None
+        self._direct.check(spec.name for spec in update.tensors)
         self._receive(update, self._direct.load)
         if self._cuda is not None:
             # The model may compute on another stream than this one.

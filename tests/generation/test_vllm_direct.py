@@ -18,6 +18,7 @@ from .test_vllm_engine import PROMPT, Engines, build, config, finish, greedy, pu
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
 from pods_cluster.generation.vllm_engine import VllmEngine, make_vllm_engine  # noqa: E402
+from pods_cluster.weights.vllm_direct import DirectLoader  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -82,6 +83,8 @@ def test_what_does_not_fit_closes_the_engine_until_a_full_version(unloaded: Vllm
     with pytest.raises(WeightLoadError, match="are not in the update"):
         publish(engine, new, 3, "model.layers.1.mlp.down_proj.weight")
     assert engine.closed
+    with pytest.raises(WeightLoadError, match=r"1 parameter\(s\) of the engine are not in the update, b first"):
+        DirectLoader(dict.fromkeys("ab")).check(["a", "c"])  # type: ignore[arg-type]
     learner = Learner(new)
     specs = learner.source.specs
     wrong = tuple(
