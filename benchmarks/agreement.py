@@ -48,13 +48,11 @@ ARMS: dict[str, list[str]] = {
         "generator.engine_options.enforce_eager=true",
     ],
 }
-# Overrides of whole cards, which a machine without any refuses.
-_GPU_ONLY = ("gpus_per_worker",)
 
 
 def settings(arm: str, arguments: argparse.Namespace, gpu: bool) -> list[str]:
     reward = Path(__file__).with_name("even_digits.py")
-    chosen = [item for item in ARMS[arm] if gpu or not any(word in item for word in _GPU_ONLY)]
+    chosen = [item for item in ARMS[arm] if gpu or "gpus_per_worker" not in item]
     return [
         f"run.name=agreement-{arm}",
         "generator.engine=vllm",
@@ -155,7 +153,6 @@ async def measure(config: Any, arguments: argparse.Namespace, gpu: bool) -> dict
         "greedy_equal_to_fresh_engine": sum(a == b for a, b in zip(after, fresh, strict=True)),
         "greedy_equal_to_before": sum(a == b for a, b in zip(after, before, strict=True)),
         "prompts": len(probes),
-        "updates": arguments.updates,
     }
 
 

@@ -97,6 +97,7 @@ class Ranks:
         self.release()
         more = [self._create(place) for place in places]
         self._reserved = more
+        who = f"{len(more)}{' more' if places.start else ''} learner rank(s)"
         calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
         try:
             await asyncio.wait_for(asyncio.gather(*calls), timeout)
@@ -105,10 +106,9 @@ class Ranks:
             if self._reserved is more:  # a later call may have begun before this one heard that it is called off
                 self._reserved = []
             if isinstance(error, TimeoutError):
-                text = f"{len(more)} learner rank(s) were not placed within {timeout:g} s"
-                raise LearnerError(text) from None
+                raise LearnerError(f"{who} were not placed within {timeout:g} s") from None
             if isinstance(error, exceptions.RayError):
-                raise LearnerError(f"{len(more)} learner rank(s) did not come up: {_cause(error)}") from error
+                raise LearnerError(f"{who} did not come up: {_cause(error)}") from error
             raise
 
     def release(self) -> None:

@@ -88,28 +88,7 @@ def difference(sent: Mapping[str, str], held: Mapping[str, str], *, limit: int =
 
 def word_sum(tensor: Tensor) -> Tensor:
     """Sum of the mixed words as a 0-dimensional int64 tensor on the tensor's device."""
-    import torch
-
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    size = data.numel()
-    whole = size - size % 8
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    if whole:
-        body = data[:whole]
-        if body.storage_offset() % 8 or body.data_ptr() % 8:
-            body = body.clone()
-        words = body.view(torch.int64)
-        step = _CPU_WORDS if data.device.type == "cpu" else _GPU_WORDS
-        places = torch.arange(min(step, len(words)), dtype=torch.int64, device=data.device).mul_(_POSITION)
-        for start in range(0, len(words), step):
-            part = words[start : start + step]
-            total += _mixed_sum(part, places[: len(part)], start)
-    if size % 8:
-        tail = torch.zeros(8, dtype=torch.uint8, device=data.device)
-        tail[: size % 8] = data[whole:]
-        place = torch.zeros(1, dtype=torch.int64, device=data.device)
-        total += _mixed_sum(tail.view(torch.int64), place, whole // 8)
-    return total
+    return strided_sum(tensor, 1, 0, 0)
 
 
 def strided_sum(tensor: Tensor, rows: int, row_words: int, first: int) -> Tensor:
@@ -117,13 +96,15 @@ def strided_sum(tensor: Tensor, rows: int, row_words: int, first: int) -> Tensor
     `row_words` after the one before. Runs end at whole words, but for a single one."""
     import torch
 
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    if not tensor.numel():
+        return total
     data = tensor.detach().contiguous().reshape(rows, -1).view(torch.uint8)
     if padding := -data.shape[1] % 8:
         data = torch.nn.functional.pad(data, (0, padding))
     if data.storage_offset() % 8 or data.data_ptr() % 8:
         data = data.clone()
     words = data.view(torch.int64)
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
     most = _CPU_WORDS if data.device.type == "cpu" else _GPU_WORDS
     width = min(most, words.shape[1])
     height = max(1, most // width)

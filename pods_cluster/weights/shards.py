@@ -42,7 +42,7 @@ def shard_sum(tensor: Tensor, shard: Shard) -> Tensor:
     expected = (*shape[:dim], _length(tensor, dim), *shape[dim + 1 :]) if shape else ()
     if tuple(tensor.shape) != expected or (shape and shard.start + _length(tensor, dim) > shape[dim]):
         raise ValueError(f"a shard {list(tensor.shape)} at {shard.start} of dimension {dim} is none of {list(shape)}")
-    if tuple(tensor.shape) == shape or not tensor.numel():
+    if tuple(tensor.shape) == shape:
         return word_sum(tensor)
     width = tensor.element_size() * math.prod(shape[dim + 1 :])
     rows, row = math.prod(shape[:dim]), shape[dim] * width

@@ -54,7 +54,7 @@ def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
     if getattr(worker, "pods_half_loaded", False):
         # The last update died midway: its layers lie on the meta device, and must be put back before a new start.
         with set_current_vllm_config(worker.vllm_config):
-            worker.weight_transfer_engine.finish_weight_update()
+            engine.finish_weight_update()
         worker._weight_update_active = False
     _check_names(worker, model, info["names"])
     if update is not None and engine.direct:

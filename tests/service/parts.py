@@ -286,7 +286,7 @@ class Learners:
                 while workers > self.room:
                     await asyncio.sleep(0.001)
         except TimeoutError:
-            raise LearnerError(f"{workers - self.workers} learner rank(s) were not placed") from None
+            raise LearnerError(f"{workers - self.workers} more learner rank(s) were not placed") from None
         self.reserved = workers - self.workers
 
     def release(self) -> None:
