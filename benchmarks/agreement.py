@@ -36,16 +36,12 @@ ARMS: dict[str, list[str]] = {
     ],
     "native": ["generator.engine_options.transfer=native", "generator.engine_options.enforce_eager=true"],
     "reload": ["generator.engine_options.loading=reload", "generator.engine_options.enforce_eager=true"],
-    "tensor-parallel": [
+    "tensor-parallel": ["generator.tensor_parallel=2", "generator.engine_options.enforce_eager=true"],
+    "tensor-parallel-zero3": [
         "generator.tensor_parallel=2",
-        # Two cards are the engine's: the learner trains little, on CPUs.
-        "learner.gpus_per_worker=0",
-        "learner.threads=8",
-        "learner.prompts_per_step=2",
-        "generator.rollouts_per_prompt=4",
-        "selector.keep=2",
-        "weights.transport=gloo",
         "generator.engine_options.enforce_eager=true",
+        "learner.workers=2",
+        "learner.zero_stage=3",
     ],
 }
 

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,17 +39,34 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="engine-bench-") as scratch:
         model = arguments.model or write_config(arguments.shape, Path(scratch) / "model")
-        facts = bandwidth(arguments, model)
-        shown = {name: value for name, value in vars(arguments).items() if name != "list"}
-        append(out, {"machine": machine(), **facts, "settings": shown})
-        for name in arguments.arms.split(","):
-            result = {
-                "arm": name,
-                "engines": ARMS[name].engines,
-                **run_arm(name, arguments, model, Path(scratch), facts),
-            }
-            append(out, result)
-            print(json.dumps({key: value for key, value in result.items() if key != "parts"}), flush=True)
+        with multi_process_service() if arguments.mps else nullcontext():
+            run_arms(arguments, model, out, Path(scratch))
+
+
+def run_arms(arguments: argparse.Namespace, model: str, out: Path, scratch: Path) -> None:
+    facts = bandwidth(arguments, model)
+    shown = {name: value for name, value in vars(arguments).items() if name != "list"}
+    append(out, {"machine": machine(), **facts, "settings": shown})
+    for name in arguments.arms.split(","):
+        result = {"arm": name, "engines": ARMS[name].engines, **run_arm(name, arguments, model, scratch, facts)}
+        append(out, result)
+        print(json.dumps({key: value for key, value in result.items() if key != "parts"}), flush=True)
+
+
+@contextmanager
+def multi_process_service() -> Iterator[None]:
+    """NVIDIA's MPS daemon for this run alone: the processes of a card compute at the same time, not in turns."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        control = ["nvidia-cuda-mps-control"]
+        # The daemon numbers all cards, as its clients' CUDA_VISIBLE_DEVICES counts them.
+        everywhere = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        subprocess.run([*control, "-d"], check=True, timeout=30, env=everywhere)
+        try:
+            yield
+        finally:
+            subprocess.run(control, input="quit -t 5\n", text=True, timeout=60, check=False)
+            del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
 
 
 def parse() -> argparse.Namespace:
@@ -62,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arm-seconds", type=float, default=300.0, help="time limit of one arm, start included")
     parser.add_argument("--memory-share", type=float, default=0.85, help="of the card, over all engines of an arm")
     parser.add_argument("--reserve-gb", type=float, default=4.0, help="for activations and graphs, each engine")
+    parser.add_argument("--mps", action="store_true", help="with NVIDIA's multi-process service on the card")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="engine option for every arm")
     parser.add_argument("--out", default="benchmarks/results/engine.jsonl")
     parser.add_argument("--list", action="store_true", help="name the arms")

@@ -43,6 +43,30 @@ SHAPES = {
 }  # fmt: skip
 
 
+def link_speed() -> float | None:
+    """Bytes/s of plain copies of 1 GiB from the first card to the second (the best of five turns); None with one card."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return None
+    source = torch.zeros(2**30, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty_like(source, device="cuda:1")
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        began = time.monotonic()
+        for _ in range(4):
+            target.copy_(source)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        times.append(time.monotonic() - began)
+    speed = 4 * source.nbytes / min(times)
+    del source, target
+    torch.cuda.empty_cache()
+    return speed
+
+
 def make_model(shape: str, folder: Path, gpu: bool) -> None:
     """Random weights with the quickstart's tokenizer, whose few tokens every vocabulary holds."""
     import torch
@@ -72,6 +96,7 @@ def configuration(arguments: argparse.Namespace, model: Path, gpu: bool) -> Conf
     generator: dict[str, Any] = {
         "engine": arguments.engine,
         "workers": arguments.generators,
+        "tensor_parallel": arguments.tensor_parallel,
         "rollouts_per_prompt": 32,
         "max_tokens": arguments.max_tokens,
         "max_sequences": 256,
@@ -102,7 +127,13 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
         began = time.monotonic()
         await asyncio.gather(pool.start(), learners.start())
         result: dict[str, Any] = {"start_seconds": round(time.monotonic() - began, 1)}
-        broadcaster = Broadcaster(learners.handles, config.weights, config.run.name, gpus=gpu)
+        broadcaster = Broadcaster(
+            learners.handles,
+            config.weights,
+            config.run.name,
+            gpus=gpu,
+            ranks_per_worker=config.generator.tensor_parallel,
+        )
         reports = [await broadcaster.publish(0, pool.workers)]
         if arguments.load:
             await load(pool)
@@ -210,6 +241,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="3b")
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--generators", type=int, default=1)
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="cards of a generator")
     parser.add_argument("--learners", type=int, default=1)
     parser.add_argument("--zero-stage", type=int, choices=(1, 2, 3), default=2)
     parser.add_argument("--publishes", type=int, default=6)
@@ -230,12 +262,16 @@ def main() -> None:
         make_model(arguments.shape, Path(scratch) / "model", gpu)
         if gpu:
             torch.cuda.empty_cache()
-        cpus = arguments.generators + arguments.learners + 1
+        speed = link_speed() if gpu else None
+        cpus = arguments.generators * arguments.tensor_parallel + arguments.learners + 1
         ray.init(address="local", num_cpus=cpus, namespace="pods", include_dashboard=False, logging_level=logging.ERROR)
         try:
             result = asyncio.run(measure(arguments, configuration(arguments, Path(scratch) / "model", gpu), gpu))
         finally:
             ray.shutdown()
+    if speed:
+        result["link_gigabytes_per_second"] = round(speed / 1e9, 1)
+        result["share_of_link"] = round(result["gigabytes_per_second"] * 1e9 / speed, 3)
     settings = {name: value for name, value in vars(arguments).items() if name != "out"}
     out = Path(arguments.out or f"benchmarks/results/weights_{arguments.shape}.json")
     out.parent.mkdir(parents=True, exist_ok=True)

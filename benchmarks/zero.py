@@ -2,13 +2,14 @@
 
     python -m benchmarks.zero MODEL [--gpus 2] [--arms one,zero1,…] [--out benchmarks/results/zero_x.json]
     python -m benchmarks.zero MODEL --repeats 0 --at-once 4                        (numbers and memory alone, four arms at a time)
+    python -m benchmarks.zero MODEL --gpus 4 --at-once 2 --arms one,zero2,zero2-four     (timed: no card is used by two arms)
     python -m benchmarks.zero MODEL --gpus 0 --arms zero2,zero3 --groups 2 --longest 32 --budget 512     (two CPU processes)
 
 Each arm starts its ranks anew, one process a card. All train the same made-up groups of 64, binary rewards, `bfloat16` with
 float32 master weights (float32 on a CPU): `--steps` steps on the m = 16 kept, whose gradient norms and entropies are compared
 with those of the first arm (one update a batch: the loss itself is 0, as the advantages of a group add up to 0); then the
-update on the kept and on all 64 in turn (`--repeats` times; not where arms run at once, as they would wait for one another).
-`peak_gb` is the most that a rank's allocator held in those steps.
+update on the kept and on all 64 in turn (`--repeats` times). Arms that run at once take the cards that are used least; where
+they are timed, they wait until theirs are free. `peak_gb` is the most that a rank's allocator held in those steps.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +42,39 @@ ARMS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero3-offload": (2, {"zero_stage": 3, "offload_optimizer": True}),
     "zero2-lora": (2, {"zero_stage": 2, "lora": {"rank": 64, "alpha": 64}}),
     "zero2-8bit": (2, {"zero_stage": 2, "optimizer": "adamw_8bit"}),
+    "zero2-four": (4, {"zero_stage": 2}),
+    "zero3-four": (4, {"zero_stage": 3}),
 }
 RATE = 1e-5
+
+
+class Cards:
+    """The machine's cards, the least used first; `alone`: no two arms on one."""
+
+    def __init__(self, count: int, alone: bool) -> None:
+        self._users = [0] * count
+        self._alone = alone
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, count: int) -> Iterator[list[int]]:
+        if count > len(self._users):
+            raise ValueError(f"needs {count} cards, --gpus is {len(self._users)}")
+        with self._changed:
+            while True:
+                chosen = sorted(range(len(self._users)), key=lambda card: (self._users[card], card))[:count]
+                if not (self._alone and any(self._users[card] for card in chosen)):
+                    break
+                self._changed.wait()
+            for card in chosen:
+                self._users[card] += 1
+        try:
+            yield chosen
+        finally:
+            with self._changed:
+                for card in chosen:
+                    self._users[card] -= 1
+                self._changed.notify_all()
 
 
 def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> None:
@@ -124,10 +159,23 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     process_group.leave()
 
 
-def run_arm(arm: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def run_arm(arm: str, arguments: argparse.Namespace, cards: Cards) -> dict[str, Any]:
+    ranks, _ = ARMS[arm]
+    if not arguments.gpus:
+        return run_ranks(arm, arguments, [{"DS_ACCELERATOR": "cpu"}] * ranks)
+    try:
+        with cards.take(ranks) as chosen:
+            places = [{"CUDA_VISIBLE_DEVICES": str(card), "DS_ACCELERATOR": "cuda"} for card in chosen]
+            return run_ranks(arm, arguments, places)
+    except ValueError as error:
+        return {"ranks": ranks, "error": str(error)}
+
+
+def run_ranks(arm: str, arguments: argparse.Namespace, places: list[dict[str, str]]) -> dict[str, Any]:
+    """`places`: a rank's environment."""
     from pods_cluster.learning import process_group
 
-    ranks, _ = ARMS[arm]
+    ranks = len(places)
     store = process_group.open_store("127.0.0.1", ranks, 120)
     with tempfile.TemporaryDirectory() as folder:
         logs = [(Path(folder) / f"{rank}.log").open("w+") for rank in range(ranks)]
@@ -136,16 +184,9 @@ def run_arm(arm: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 [sys.executable, "-m", "benchmarks.zero", *sys.argv[1:], "--rank", f"{arm}:{rank}:{store.port}"],
                 stdout=logs[rank],
                 stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    **(
-                        {"CUDA_VISIBLE_DEVICES": str(rank), "DS_ACCELERATOR": "cuda"}
-                        if arguments.gpus
-                        else {"DS_ACCELERATOR": "cpu"}
-                    ),
-                },
+                env={**os.environ, **place},
             )
-            for rank in range(ranks)
+            for rank, place in enumerate(places)
         ]
         try:
             codes = [call.wait(arguments.timeout) for call in calls]
@@ -182,8 +223,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.at_once > 1 and arguments.repeats:
-        parser.error("--at-once: arms that run at once cannot be timed; add --repeats 0")
+    if unknown := [arm for arm in arguments.arms.split(",") if arm not in ARMS]:
+        parser.error(f"--arms: {', '.join(unknown)}: unknown; there are {', '.join(ARMS)}")
+    if arguments.at_once > 1 and arguments.repeats and not arguments.gpus:
+        parser.error("--at-once: arms that share processors cannot be timed; add --repeats 0")
     if arguments.rank:
         arm, rank, port = arguments.rank.split(":")
         rank_main(arm, int(rank), int(port), arguments)
@@ -200,8 +243,9 @@ def main() -> None:
     }
     first: dict[str, Any] = {}
     arms = arguments.arms.split(",")
+    cards = Cards(arguments.gpus, alone=arguments.repeats > 0)
     with ThreadPoolExecutor(arguments.at_once) as threads:
-        for arm, found in zip(arms, threads.map(lambda arm: run_arm(arm, arguments), arms), strict=True):
+        for arm, found in zip(arms, threads.map(lambda arm: run_arm(arm, arguments, cards), arms), strict=True):
             if "error" not in found:
                 first = first or found
                 for name in ("grad_norms", "entropies"):
