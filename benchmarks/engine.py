@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -230,9 +230,11 @@ def stop(children: list[subprocess.Popen[bytes]]) -> None:
     import signal
 
     for child in children:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(
+                child.pid, signal.SIGKILL
+            )  # also where the child has ended: its engine's own process may hold the card
+        child.wait()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,6 @@ ARMS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero2-four": (4, {"zero_stage": 2}),
     "zero3-four": (4, {"zero_stage": 3}),
 }
-RATE = 1e-5
 
 
 class Cards:
@@ -124,7 +123,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(arguments.steps):
-        result = trainer.train(plans["kept"].ranks[rank], rollouts, RATE)
+        result = trainer.train(plans["kept"].ranks[rank], rollouts, arguments.rate)
         norms.append(result.grad_norms[-1])
         entropies.append(result.sums.sums["entropy"])
     peak = torch.cuda.max_memory_allocated() / 1e9 if gpu else None
@@ -135,7 +134,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
                 torch.cuda.synchronize()
             torch.distributed.barrier()
             began = time.monotonic()
-            trainer.train(plan.ranks[rank], rollouts, RATE)
+            trainer.train(plan.ranks[rank], rollouts, arguments.rate)
             if gpu:
                 torch.cuda.synchronize()
             seconds[name].append(time.monotonic() - began)
@@ -218,6 +217,9 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=16384)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--rate", type=float, default=1e-6, help="learning rate; a high one makes noise of rounding chaos"
+    )
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--out", type=Path)
@@ -233,7 +235,9 @@ def main() -> None:
         return
     from benchmarks._machine import machine
 
-    shape = {name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget", "steps", "at_once")}
+    shape = {
+        name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget", "steps", "rate", "at_once")
+    }
     result: dict[str, Any] = {
         "benchmark": "zero",
         "machine": machine(),
