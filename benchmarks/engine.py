@@ -45,7 +45,7 @@ def main() -> None:
 
 def run_arms(arguments: argparse.Namespace, model: str, out: Path, scratch: Path) -> None:
     facts = bandwidth(arguments, model)
-    shown = {name: value for name, value in vars(arguments).items() if name != "list"}
+    shown = {name: value for name, value in vars(arguments).items() if name not in ("list", "out")}
     append(out, {"machine": machine(), **facts, "settings": shown})
     for name in arguments.arms.split(","):
         result = {"arm": name, "engines": ARMS[name].engines, **run_arm(name, arguments, model, scratch, facts)}

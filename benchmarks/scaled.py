@@ -5,8 +5,8 @@
         --out benchmarks/results/scaling_x.json --figure docs/images/scaling_x.png
 
 The same table and figure as `benchmarks.scaling`, which drives a run on the CPU itself. The first step, in which engines and
-kernels warm up, is left out of every phase; sizes without a settled step have none. `--machine` names the one that the run
-was on, where it was another.
+kernels warm up, and those in which a pool changed are left out of every phase; sizes without a settled step have none.
+`--machine` names the one that the run was on, where it was another.
 """
 
 from __future__ import annotations

@@ -119,9 +119,14 @@ def drive(config: Config, steps: int, say: Any) -> tuple[list[dict[str, Any]], l
 
 
 def phase(records: list[dict[str, Any]], sizes: tuple[int, int], steps: int) -> dict[str, Any]:
-    """Rates of the last `steps` steps that had these sizes; the step before them is where the clock starts."""
+    """Rates of the last `steps` steps that had these sizes; the step before them is where the clock starts. A step in
+    which a pool changed (more than half a second of it) belongs to none."""
     same = [
-        r for r in records if (r["generator/workers"], r["learner/workers"]) == sizes and not r["generator/leaving"]
+        r
+        for r in records
+        if (r["generator/workers"], r["learner/workers"]) == sizes
+        and not r["generator/leaving"]
+        and r.get("timing_s/scale", 0.0) < 0.5
     ]
     measured = same[-steps:]
     start = next(r for r in reversed(records) if r["step"] < measured[0]["step"])

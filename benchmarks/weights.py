@@ -173,6 +173,7 @@ class Watch:
         self._pool = pool
         self._marks: list[float] = []
         self._seen: list[tuple[float, int]] = []
+        self._finished: list[tuple[float, int]] = []
         self._task = asyncio.ensure_future(self._look())
 
     def mark(self) -> None:
@@ -183,12 +184,15 @@ class Watch:
         while True:
             stats = await asyncio.gather(*(worker.stats.remote() for worker in self._pool.workers.values()))
             self._seen.append((time.monotonic(), sum(found.engine.generated_tokens for found in stats)))
+            self._finished.append((time.monotonic(), sum(found.engine.finished for found in stats)))
             await asyncio.sleep(self.EVERY)
 
     async def end(self) -> list[dict[str, float]]:
         self._task.cancel()
-        ends = [*self._marks[1:], self._seen[-1][0]]
-        return [self._pause(mark, end) for mark, end in zip(self._marks, ends, strict=True)]
+        # Once requests end, fewer tokens come without any update: what follows is not counted.
+        until = next((at for at, finished in self._finished if finished > self._finished[0][1]), self._seen[-1][0])
+        ends = [min(end, until) for end in (*self._marks[1:], self._seen[-1][0])]
+        return [self._pause(mark, end) for mark, end in zip(self._marks, ends, strict=True) if mark + self.SPAN < end]
 
     def _pause(self, mark: float, end: float) -> dict[str, float]:
         rate = self._rate(mark, 3 * self.SPAN)

@@ -17,6 +17,7 @@ import torch
 
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.types import FinishReason, SamplingParams
+from pods_cluster.weights import vllm_owner
 from pods_cluster.weights.types import Invitation, WeightTransferError, WeightUpdate
 
 # The head sizes of vLLM's CPU attention; another one kills the engine's process without a word.
@@ -101,6 +102,8 @@ class Core:
         self.world_size = int(config.parallel_config.world_size)
         self.async_scheduling = bool(config.scheduler_config.async_scheduling)
         self.runner = "v2" if config.use_v2_model_runner and on_gpu() else "v1"
+        if process:
+            vllm_owner.claim()
         self._client: Any = EngineCoreClient.make_client(
             multiprocess_mode=process,
             asyncio_mode=False,

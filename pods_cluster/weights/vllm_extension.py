@@ -1,7 +1,7 @@
 """What vLLM's workers add to themselves for new weights: methods of the worker class, called by `collective_rpc`.
 
 Named as `worker_extension_cls`, so that every vLLM worker process imports this module, and with it the transfer engine,
-before it loads the model.
+before it loads the model; an engine's own processes begin to watch their owner then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 
+from pods_cluster.weights import vllm_owner
 from pods_cluster.weights.shards import ShardSum
 from pods_cluster.weights.transport import first_line
 from pods_cluster.weights.types import WeightLoadError, WeightTransferError, WeightUpdate
@@ -18,6 +19,8 @@ from pods_cluster.weights.vllm_parameters import expected_names, held_sums, repa
 from pods_cluster.weights.vllm_transfer import PodsUpdateInfo, close_transfer, open_transfer
 
 EXTENSION = f"{__name__}.WorkerExtension"
+
+vllm_owner.end_with_owner()
 
 
 class WorkerExtension:

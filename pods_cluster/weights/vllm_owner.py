@@ -1,0 +1,52 @@
+"""The processes of a vLLM engine end with the worker that started them.
+
+A worker that is killed (out of memory, `kill -9`, a replaced one that hung) cannot end its engine's core, and vLLM's core
+waits for requests for ever: the card's memory stays taken, and the replacement cannot start. So the worker leaves its name in
+the environment that its engine's processes inherit, and each process that holds a model looks whether it still lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+
+_OWNER = "PODS_ENGINE_OWNER"
+_EVERY = 1.0
+"""Seconds between two looks."""
+
+
+def claim() -> None:
+    """This process owns the engine that it is about to start."""
+    os.environ[_OWNER] = f"{os.getpid()} {psutil.Process().create_time()}"
+
+
+def end_with_owner() -> None:
+    """In a process of an engine: watch its owner from now on. Does nothing in the owner itself, or where none is named."""
+    pid, _, born = os.environ.get(_OWNER, "").partition(" ")
+    if born and int(pid) != os.getpid():
+        threading.Thread(target=_watch, args=(int(pid), float(born)), name="engine-owner", daemon=True).start()
+
+
+def _watch(pid: int, born: float) -> None:
+    core = os.getppid()
+    while _lives(pid, born):
+        time.sleep(_EVERY)
+    # A tensor-parallel worker is a child of the core, which holds no model and does not watch by itself.
+    if core != pid and os.getppid() == core:
+        with suppress(ProcessLookupError):
+            os.kill(core, signal.SIGKILL)
+    os._exit(1)
+
+
+def _lives(pid: int, born: float) -> bool:
+    """Whether that very process lives: numbers are used again. One that has ended and is not yet waited for does not."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
