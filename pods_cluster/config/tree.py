@@ -10,6 +10,7 @@ from pods_cluster.config.base import Section
 from pods_cluster.config.model import DataConfig, ModelConfig, RewardConfig, ScoringConfig
 from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
 from pods_cluster.config.run import ClusterConfig, RunConfig
+from pods_cluster.config.vllm_options import split_options
 
 
 class Config(Section):
@@ -90,6 +91,8 @@ class Config(Section):
                 + (" and engine_options.transfer: native" if self.generator.engine == "vllm" else "")
                 + "; use send: merged (or auto)"
             )
+        if self.generator.engine == "vllm":
+            split_options(self.generator.engine_options, self.generator.temperature)
         self._range_is_possible()
         self._settling_is_possible()
         self._cards_are_possible()

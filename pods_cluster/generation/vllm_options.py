@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from pods_cluster.config import Config
+from pods_cluster.config.vllm_options import VllmOptions, split_options
 from pods_cluster.generation import vllm_compat
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.memory import available_bytes
@@ -17,93 +17,18 @@ GPU_SHARE = 0.9
 """Part of a card that one engine may fill, where it has the card for itself."""
 CPU_CACHE_SHARE = 0.25
 
-# Arguments of vLLM that follow from other settings of the run.
-_ELSEWHERE = {
-    "model": "model.path",
-    "model_weights": "model.path",
-    "tokenizer": "model.path",
-    "dtype": "model.dtype",
-    "trust_remote_code": "model.trust_remote_code",
-    "tensor_parallel_size": "generator.tensor_parallel",
-    "max_num_seqs": "generator.max_sequences",
-    "seed": "run.seed",
-}
-_FIXED = {
-    "skip_tokenizer_init": "the engine works on token ids",
-    "generation_config": "sampling is what the run says",
-    "override_generation_config": "sampling is what the run says",
-    "logprobs_mode": "the learner needs them at the sampling temperature",
-    "weight_transfer_config": "it is chosen by generator.engine_options.transfer",
-    "worker_extension_cls": "weights arrive through it",
-    "data_parallel_size": "use generator.workers",
-    "pipeline_parallel_size": "use generator.tensor_parallel",
-    "runner": "the engine generates",
-    "speculative_config": "draft models hold weights that no update reaches",
-    "stream_interval": "rollouts are returned when they end",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class VllmOptions:
-    """`generator.engine_options` that are ours and not vLLM's.
-
-    `process`: the engine core in a process of its own. `logprobs`: of sampled tokens with each step (`engine`), of kept
-    rollouts by a second look (`rescore`), or left to the learner (`none`). `seeded`: one stream a rollout
-    (`per_request`), or one for the engine (`engine`; a rollout cannot be made again then). `transfer`: our transfer
-    engine or vLLM's own (`native`, NCCL only). `loading` of new weights: straight into the model's storage where that was
-    proven at the first update (`auto`), or by vLLM's own loaders always (`reload`). `kv_cache_gb`: the key/value cache's
-    size.
-    """
-
-    process: bool = False
-    logprobs: str = "engine"
-    seeded: str = "per_request"
-    transfer: str = "pods"
-    loading: str = "auto"
-    kv_cache_gb: float | None = None
-
-
-_CHOICES = {
-    "process": (True, False),
-    "logprobs": ("engine", "rescore", "none"),
-    "seeded": ("per_request", "engine"),
-    "transfer": ("pods", "native"),
-    "loading": ("auto", "reload"),
-}
-
 
 def read_options(config: Config) -> tuple[VllmOptions, dict[str, Any]]:
-    """Our options and those that go to vLLM by name. Raises EngineError naming what is unknown or cannot be set."""
+    """Our options and those that go to vLLM by name. Raises EngineError naming one that vLLM does not have."""
+    options, passed = split_options(config.generator.engine_options, config.generator.temperature)
     known = vllm_compat.engine_argument_names()
-    own: dict[str, Any] = {}
-    passed: dict[str, Any] = {}
-    for name, value in config.generator.engine_options.items():
-        label = f"generator.engine_options.{name}: {value!r}"
-        if name in VllmOptions.__dataclass_fields__:
-            if name in _CHOICES and (value not in _CHOICES[name] or type(value) is not type(_CHOICES[name][0])):
-                raise EngineError(f"{label} must be one of {', '.join(map(str, _CHOICES[name]))}")
-            if name == "kv_cache_gb" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-                raise EngineError(f"{label} must be a number above 0")
-            own[name] = value
-        elif name in _ELSEWHERE:
-            raise EngineError(f"{label} cannot be set here; set {_ELSEWHERE[name]}")
-        elif name in _FIXED:
-            raise EngineError(f"{label} cannot be set: {_FIXED[name]}")
-        elif name not in known:
+    for name, value in passed.items():
+        if name not in known:
             close = difflib.get_close_matches(name, [*VllmOptions.__dataclass_fields__, *known], n=1)
             raise EngineError(
-                f"{label}: vLLM's engine has no such argument" + (f"; did you mean {close[0]}?" if close else "")
+                f"generator.engine_options.{name}: {value!r}: vLLM's engine has no such argument"
+                + (f"; did you mean {close[0]}?" if close else "")
             )
-        else:
-            passed[name] = value
-    options = VllmOptions(**own)
-    if options.logprobs == "rescore" and config.generator.temperature != 1.0:
-        raise EngineError(
-            "generator.engine_options.logprobs: rescore needs generator.temperature: 1.0 (vLLM reports the "
-            f"log-probabilities of given tokens untempered), not {config.generator.temperature:g}; use engine or none"
-        )
-    if "kv_cache_memory_bytes" in passed and options.kv_cache_gb is not None:
-        raise EngineError("generator.engine_options: kv_cache_gb and kv_cache_memory_bytes say the same; leave one out")
     return options, passed
 
 

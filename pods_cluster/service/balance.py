@@ -10,6 +10,7 @@ update and publish, divided by k + 1.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step asks for (P, n, m, k), and the pools: generator workers of `gpus_per_worker` cards each, ranks."""
+    """What a step asks for (P, n, m, k), and the pools: generator workers of `gpus_per_worker` cards each, ranks of
+    `gpus_per_rank` (below 1: generators may have the rest of its card)."""
 
     prompts: int
     rollouts: float
@@ -57,6 +59,7 @@ class Shape:
     generators: int
     ranks: int
     gpus_per_worker: float = 1.0
+    gpus_per_rank: float = 1.0
 
     @classmethod
     def of(cls, config: Config) -> Shape:
@@ -68,11 +71,14 @@ class Shape:
             generators=config.generator.workers,
             ranks=config.learner.workers,
             gpus_per_worker=config.generator.cards,
+            gpus_per_rank=config.learner.gpus_per_worker or 1.0,
         )
 
     @property
     def cards(self) -> int:
-        return _whole_cards(self.generators, self.gpus_per_worker) + self.ranks
+        """That the pools need: each rank has one, whose rest holds as many generators as fit."""
+        beside = self.ranks * math.floor((1 - self.gpus_per_rank) / self.gpus_per_worker + 1e-6)
+        return self.ranks + _whole_cards(max(0, self.generators - beside), self.gpus_per_worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +156,20 @@ def splits(rates: Rates, shape: Shape, cards: int) -> list[Stages]:
 
     Raises ValueError when they are too few for one worker and one rank.
     """
-    per = shape.gpus_per_worker
     most = shape.prompts * shape.keep  # a rank without a rollout would only wait
-    least = _whole_cards(1, per) + 1
-    if cards < least:
-        raise ValueError(f"--gpus: {cards} cannot hold a generator of {per:g} GPU(s) and a learner rank; give {least}")
-    found = [
-        stages(rates, replace(shape, generators=generators, ranks=min(cards - _whole_cards(generators, per), most)))
-        for generators in range(1, math.floor((cards - 1) / per + 1e-6) + 1)
-    ]
+    least = replace(shape, generators=1, ranks=1)
+    if cards < least.cards:
+        raise ValueError(
+            f"--gpus: {cards} cannot hold a generator of {shape.gpus_per_worker:g} GPU(s) and a learner rank; "
+            f"give {least.cards}"
+        )
+    found = []
+    for generators in itertools.count(1):
+        fitting = (replace(shape, generators=generators, ranks=ranks) for ranks in range(min(cards, most), 0, -1))
+        split = next((split for split in fitting if split.cards <= cards), None)
+        if split is None:
+            break
+        found.append(stages(rates, split))
     return sorted(found, key=lambda split: (split.step, split.shape.cards))
 
 

@@ -42,6 +42,7 @@ shapes = st.builds(
     generators=st.integers(1, 16),
     ranks=st.integers(1, 16),
     gpus_per_worker=st.sampled_from([0.25, 0.33, 0.5, 1.0, 2.0, 4.0]),
+    gpus_per_rank=st.sampled_from([0.4, 0.55, 1.0]),
 )
 
 
@@ -105,6 +106,17 @@ def test_engines_that_share_cards_fill_them() -> None:
     assert {split.shape.cards for split in found} == {2}
     halves = splits(RATES, replace(SHAPE, gpus_per_worker=0.5), 3)
     assert sorted((s.shape.generators, s.shape.ranks) for s in halves) == [(1, 2), (2, 2), (3, 1), (4, 1)]
+
+
+def test_generators_have_the_rest_of_a_ranks_card() -> None:
+    shape = replace(SHAPE, gpus_per_worker=0.45, gpus_per_rank=0.55)
+    assert replace(shape, generators=2, ranks=2).cards == 2
+    assert replace(shape, generators=5, ranks=2).cards == 4
+    found = splits(RATES, shape, 2)
+    assert sorted((s.shape.generators, s.shape.ranks) for s in found) == [(1, 2), (2, 2), (3, 1)]
+    assert [(s.shape.generators, s.shape.ranks) for s in splits(RATES, shape, 1)] == [(1, 1)]
+    thirds = replace(SHAPE, gpus_per_worker=0.33, gpus_per_rank=0.34, generators=2, ranks=1)
+    assert thirds.cards == 1
 
 
 @pytest.mark.parametrize(
