@@ -7,7 +7,8 @@ Each arm runs in processes of its own with a time limit, and its result is appen
 it is there, so a run that is cut off keeps what it had. Without `--model` the weights are random, of Qwen2.5's shapes:
 speed does not depend on their values. An arm's figure is all generated tokens over the wall time from the first request
 to the last token, in its second round (the first warms up). `bound` is what reading the weights once a step and each
-sequence's keys and values would allow at the card's measured copy bandwidth.
+sequence's keys and values would allow at the card's measured copy bandwidth; with many sequences of a larger model
+`compute_bound`, the matrix products alone, is the lower one.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def append(out: Path, row: dict[str, Any]) -> None:
 
 
 def bandwidth(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
-    """The card's memory (bytes) and copy bandwidth (bytes/s), and the bound that follows; in a process of its own."""
+    """The card's memory (bytes), copy bandwidth (bytes/s) and matrix speed (FLOP/s), and the bounds that follow: `bound`
+    reads the weights once a step and each sequence's keys and values, `compute_bound` multiplies by every weight once a
+    token. Measured in a process of its own."""
     code = (
         "import json, time, torch\n"
         "gpu = torch.cuda.is_available()\n"
@@ -120,9 +123,14 @@ def bandwidth(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
         "wait = torch.cuda.synchronize if gpu else (lambda: None)\n"
         "[b.copy_(a) for _ in range(3)]; wait(); t = time.perf_counter()\n"
         "[b.copy_(a) for _ in range(10)]; wait(); t = time.perf_counter() - t\n"
+        "m = 8192 if gpu else 512\n"
+        "kind = torch.bfloat16 if gpu else torch.float32\n"
+        "x = torch.randn(m, m, device=a.device, dtype=kind); y = torch.randn(m, m, device=a.device, dtype=kind)\n"
+        "[x @ y for _ in range(3)]; wait(); u = time.perf_counter()\n"
+        "[x @ y for _ in range(10)]; wait(); u = time.perf_counter() - u\n"
         "memory = torch.cuda.get_device_properties(0).total_memory if gpu else 0\n"
         "name = torch.cuda.get_device_name(0) if gpu else 'cpu'\n"
-        "print(json.dumps({'device': name, 'memory': memory, 'bandwidth': 20 * n / t}))\n"
+        "print(json.dumps({'device': name, 'memory': memory, 'bandwidth': 20 * n / t, 'flops': 20 * m**3 / u}))\n"
     )
     text = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
     facts: dict[str, Any] = json.loads(text.splitlines()[-1])
@@ -137,6 +145,7 @@ def bandwidth(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
     length = arguments.prompt_tokens + arguments.max_tokens / 2
     step = facts["weight_bytes"] + arguments.in_flight * length * facts["kv_token_bytes"]
     facts["bound"] = round(arguments.in_flight * facts["bandwidth"] / step)
+    facts["compute_bound"] = round(facts["flops"] / (2 * facts["weight_bytes"] / width))
     return facts
 
 
@@ -230,10 +239,8 @@ def stop(children: list[subprocess.Popen[bytes]]) -> None:
     import signal
 
     for child in children:
-        with suppress(ProcessLookupError):
-            os.killpg(
-                child.pid, signal.SIGKILL
-            )  # also where the child has ended: its engine's own process may hold the card
+        with suppress(ProcessLookupError):  # a child that has ended may leave its engine's own process on the card
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
