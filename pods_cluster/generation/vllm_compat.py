@@ -102,15 +102,14 @@ class Core:
         self.world_size = int(config.parallel_config.world_size)
         self.async_scheduling = bool(config.scheduler_config.async_scheduling)
         self.runner = "v2" if config.use_v2_model_runner and on_gpu() else "v1"
-        if process:
-            vllm_owner.claim()
-        self._client: Any = EngineCoreClient.make_client(
-            multiprocess_mode=process,
-            asyncio_mode=False,
-            vllm_config=config,
-            executor_class=Executor.get_class(config),
-            log_stats=not arguments.get("disable_log_stats", False),
-        )
+        with vllm_owner.claim(process):
+            self._client: Any = EngineCoreClient.make_client(
+                multiprocess_mode=process,
+                asyncio_mode=False,
+                vllm_config=config,
+                executor_class=Executor.get_class(config),
+                log_stats=not arguments.get("disable_log_stats", False),
+            )
         # In a process of its own the cache is sized there.
         blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         self.cache_tokens = int(blocks) * int(size) if blocks and size else None

@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -20,9 +21,17 @@ _EVERY = 1.0
 """Seconds between two looks."""
 
 
-def claim() -> None:
-    """This process owns the engine that it is about to start."""
+@contextmanager
+def claim(process: bool) -> Iterator[None]:
+    """An engine whose processes start in here belongs to this process; one without a process of its own to nobody."""
+    if not process:
+        yield
+        return
     os.environ[_OWNER] = f"{os.getpid()} {psutil.Process().create_time()}"
+    try:
+        yield
+    finally:
+        os.environ.pop(_OWNER, None)  # what else this process starts does not end with it
 
 
 def end_with_owner() -> None:
