@@ -172,8 +172,7 @@ class Watch:
     def __init__(self, pool: GeneratorPool) -> None:
         self._pool = pool
         self._marks: list[float] = []
-        self._seen: list[tuple[float, int]] = []
-        self._finished: list[tuple[float, int]] = []
+        self._seen: list[tuple[float, int, int]] = []  # when, tokens made, requests finished
         self._task = asyncio.ensure_future(self._look())
 
     def mark(self) -> None:
@@ -183,20 +182,21 @@ class Watch:
     async def _look(self) -> None:
         while True:
             stats = await asyncio.gather(*(worker.stats.remote() for worker in self._pool.workers.values()))
-            self._seen.append((time.monotonic(), sum(found.engine.generated_tokens for found in stats)))
-            self._finished.append((time.monotonic(), sum(found.engine.finished for found in stats)))
+            engines = [found.engine for found in stats]
+            tokens, finished = sum(one.generated_tokens for one in engines), sum(one.finished for one in engines)
+            self._seen.append((time.monotonic(), tokens, finished))
             await asyncio.sleep(self.EVERY)
 
     async def end(self) -> list[dict[str, float]]:
         self._task.cancel()
         # Once requests end, fewer tokens come without any update: what follows is not counted.
-        until = next((at for at, finished in self._finished if finished > self._finished[0][1]), self._seen[-1][0])
+        until = next((at for at, _, finished in self._seen if finished > self._seen[0][2]), self._seen[-1][0])
         ends = [min(end, until) for end in (*self._marks[1:], self._seen[-1][0])]
         return [self._pause(mark, end) for mark, end in zip(self._marks, ends, strict=True) if mark + self.SPAN < end]
 
     def _pause(self, mark: float, end: float) -> dict[str, float]:
         rate = self._rate(mark, 3 * self.SPAN)
-        after = [(at, tokens) for at, tokens in self._seen if mark <= at <= end]
+        after = [(at, tokens) for at, tokens, _ in self._seen if mark <= at <= end]
         moved = [before[0] for before, now in pairwise(after) if now[1] > before[1]]
         gaps = [later - earlier for earlier, later in zip([mark, *moved], [*moved, end], strict=True)]
         back = next((at for at, _ in after if at > mark + self.SPAN and self._rate(at, self.SPAN) >= 0.9 * rate), end)
@@ -209,7 +209,7 @@ class Watch:
         }
 
     def _at(self, moment: float) -> int:
-        return next((tokens for at, tokens in reversed(self._seen) if at <= moment), 0)
+        return next((tokens for at, tokens, _ in reversed(self._seen) if at <= moment), 0)
 
     def _rate(self, moment: float, span: float) -> float:
         return (self._at(moment) - self._at(moment - span)) / span

@@ -164,12 +164,13 @@ def splits(rates: Rates, shape: Shape, cards: int) -> list[Stages]:
             f"give {least.cards}"
         )
     found = []
-    for generators in itertools.count(1):
-        fitting = (replace(shape, generators=generators, ranks=ranks) for ranks in range(min(cards, most), 0, -1))
-        split = next((split for split in fitting if split.cards <= cards), None)
-        if split is None:
+    ranks = min(cards, most)
+    for generators in itertools.count(1):  # more of them never leave room for more ranks
+        while ranks and replace(shape, generators=generators, ranks=ranks).cards > cards:
+            ranks -= 1
+        if not ranks:
             break
-        found.append(stages(rates, split))
+        found.append(stages(rates, replace(shape, generators=generators, ranks=ranks)))
     return sorted(found, key=lambda split: (split.step, split.shape.cards))
 
 

@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class Owner:
-    """A process with an engine. `lines`: what it said, up to `children` and the numbers of the engine's processes."""
+    """A process with an engine. `lines`: what it said, with `children` and the numbers of the engine's processes, up to
+    `checked` or its end."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "log"
@@ -41,7 +42,7 @@ class Owner:
         self.lines: list[str] = []
         for line in self.process.stdout:
             self.lines.append(line.strip())
-            if line.startswith("children"):
+            if line.startswith("checked"):
                 break
 
 
@@ -58,8 +59,9 @@ def test_updates_scores_and_fingerprints_of_shards(owner: Owner) -> None:
 
 
 def test_no_process_outlives_its_killed_owner(owner: Owner) -> None:
-    assert owner.lines[-1].startswith("children"), owner.log.read_text()[-3000:]
-    children = [psutil.Process(int(pid)) for pid in owner.lines[-1].split()[1:]]
+    line = next((line for line in owner.lines if line.startswith("children")), None)
+    assert line is not None, owner.log.read_text()[-3000:]
+    children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
     names = sorted(child.name() for child in children if child.name().startswith("VLLM"))
     assert len(names) == 3, names  # the core and two workers
     owner.process.kill()
@@ -103,9 +105,7 @@ def check(engine: VllmEngine) -> None:
 
 if __name__ == "__main__":
     held = make_vllm_engine(config(sys.argv[1], parallel=2), None)
-    try:
-        check(held)
-        print("checked", flush=True)
-    finally:
-        print("children", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    print("children", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    check(held)
+    print("checked", flush=True)
     time.sleep(600)
