@@ -4,11 +4,12 @@
     python benchmarks/engine.py --list
 
 Each arm runs in processes of its own with a time limit, and its result is appended to `--out` (JSON lines) as soon as
-it is there, so a run that is cut off keeps what it had. Without `--model` the weights are random, of Qwen2.5's shapes:
-speed does not depend on their values. An arm's figure is all generated tokens over the wall time from the first request
-to the last token, in its second round (the first warms up). `bound` is what reading the weights once a step and each
-sequence's keys and values would allow at the card's measured copy bandwidth; with many sequences of a larger model
-`compute_bound`, the matrix products alone, is the lower one.
+it is there, so a run that is cut off keeps what it had. Without `--model` the weights are random, of Qwen2.5's
+shapes: speed does not depend on their values. After a warm-up each arm runs `--repeats` rounds for each of `--group-
+sizes` (so many sequences share a prompt); a round's figure is all generated tokens over the wall time from the first
+request to the last token, an arm's the median of its rounds. `--profile` adds where a step's time goes. `bound` is
+what reading the weights once a step and each sequence's keys and values would allow at the card's measured copy
+bandwidth; with many sequences of a larger model `compute_bound`, the matrix products alone, is the lower one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,9 +51,10 @@ def run_arms(arguments: argparse.Namespace, model: str, out: Path, scratch: Path
     shown = {name: value for name, value in vars(arguments).items() if name not in ("list", "out")}
     append(out, {"machine": machine(), **facts, "settings": shown})
     for name in arguments.arms.split(","):
-        result = {"arm": name, "engines": ARMS[name].engines, **run_arm(name, arguments, model, scratch, facts)}
-        append(out, result)
-        print(json.dumps({key: value for key, value in result.items() if key != "parts"}), flush=True)
+        for result in run_arm(name, arguments, model, scratch, facts):
+            append(out, {"arm": name, "engines": ARMS[name].engines, **result})
+            shown = {key: value for key, value in result.items() if key not in ("parts", "profile")}
+            print(name, json.dumps(shown), flush=True)
 
 
 @contextmanager
@@ -78,6 +81,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=1024, help="sequences on the card, over all its engines")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--group-sizes", default="1", help="sequences that share a prompt, e.g. 1,64")
+    parser.add_argument("--repeats", type=int, default=3, help="measured rounds of each group size")
+    parser.add_argument("--profile", action="store_true", help="parts of a step, for engines in their own process")
     parser.add_argument("--arms", default="llm,llm-logprobs,core,core-logprobs,core-rescore,process,two,four")
     parser.add_argument("--arm-seconds", type=float, default=300.0, help="time limit of one arm, start included")
     parser.add_argument("--memory-share", type=float, default=0.85, help="of the card, over all engines of an arm")
@@ -92,6 +98,15 @@ def parse() -> argparse.Namespace:
     for pair in arguments.set:
         if "=" not in pair:
             parser.error(f"--set: {pair!r} must be NAME=VALUE")
+    try:
+        arguments.group_sizes = [int(size) for size in arguments.group_sizes.split(",")]
+    except ValueError:
+        parser.error(f"--group-sizes: {arguments.group_sizes!r} must be numbers with commas between them")
+    for size in arguments.group_sizes:
+        if size < 1 or any(arguments.in_flight // ARMS[name].engines % size for name in arguments.arms.split(",")):
+            parser.error(f"--group-sizes: {size}: an engine's part of --in-flight must be a multiple of it")
+    if arguments.repeats < 1:
+        parser.error(f"--repeats: {arguments.repeats} must be at least 1")
     return arguments
 
 
@@ -151,7 +166,8 @@ def bandwidth(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def run_arm(
     name: str, arguments: argparse.Namespace, model: str, scratch: Path, facts: dict[str, Any]
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
+    """One row for each group size, or one with the `error`."""
     arm = ARMS[name]
     folder = scratch / name
     folder.mkdir()
@@ -168,6 +184,9 @@ def run_arm(
             "sequences": share,
             "max_tokens": arguments.max_tokens,
             "prompt_tokens": arguments.prompt_tokens,
+            "group_sizes": arguments.group_sizes,
+            "repeats": arguments.repeats,
+            "profile": arguments.profile,
             "memory": memory_options(arm, arguments, facts),
             "set": arguments.set,
         }
@@ -177,7 +196,8 @@ def run_arm(
         command = [sys.executable, str(Path(__file__).with_name("engine_child.py").resolve()), str(path)]
         children.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
     try:
-        error = conduct(folder, children, started + arguments.arm_seconds)
+        rounds = len(arguments.group_sizes) * arguments.repeats
+        error = conduct(folder, children, rounds, started + arguments.arm_seconds)
     finally:
         stop(children)
     parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result*.json"))]
@@ -185,19 +205,34 @@ def run_arm(
         error = next((part["error"] for part in parts if "error" in part), None)
     if error is not None or len(parts) < arm.engines:
         log = (folder / "log0.txt").read_text()[-1500:]
-        return {"error": error or "an engine ended without a result", "log": log, "parts": parts}
-    begin, end = min(part["begin"] for part in parts), max(part["end"] for part in parts)
-    tokens = sum(part["tokens"] for part in parts)
+        return [{"error": error or "an engine ended without a result", "log": log, "parts": parts}]
+    rows = [summary(arm, parts, size, facts) for size in arguments.group_sizes]
+    rows[0] |= {"profile": profile} if (profile := parts[0]["profile"]) else {}
+    return rows
+
+
+def summary(arm: Arm, parts: list[dict[str, Any]], group_size: int, facts: dict[str, Any]) -> dict[str, Any]:
+    """`rates`: tokens/s of each round, over all engines from the first one's begin to the last one's end."""
+    rates, step_ms = [], []
+    for engines in zip(*(part["rounds"] for part in parts), strict=True):
+        if engines[0]["group_size"] == group_size:
+            begin, end = min(one["begin"] for one in engines), max(one["end"] for one in engines)
+            rates.append(round(sum(one["tokens"] for one in engines) / (end - begin)))
+            step_ms.append(max(one["step_ms"] for one in engines))
+    rate = round(statistics.median(rates))
+    facts_of_engine = {
+        key: value for key, value in parts[0].items() if key not in ("rounds", "profile", "start_seconds")
+    }
     return {
         "about": arm.about,
-        "tokens_per_second": round(tokens / (end - begin)),
-        "share_of_bound": round(tokens / (end - begin) / facts["bound"], 3),
-        "seconds": round(end - begin, 3),
-        "tokens": tokens,
+        "group_size": group_size,
+        "tokens_per_second": rate,
+        "rates": rates,
+        "share_of_bound": round(rate / facts["bound"], 3),
+        "share_of_compute_bound": round(rate / facts["compute_bound"], 3),
+        "step_ms": round(statistics.median(step_ms), 2),
         "start_seconds": round(max(part["start_seconds"] for part in parts), 1),
-        "step_ms": round(max(part["step_ms"] for part in parts), 2),
-        "runner": parts[0].get("runner"),
-        "parts": parts,
+        **facts_of_engine,
     }
 
 
@@ -216,16 +251,17 @@ def memory_options(arm: Arm, arguments: argparse.Namespace, facts: dict[str, Any
     return {"gpu_memory_utilization": round(share, 3), "kv_cache_gb": round(min(cache, 1.2 * wanted + 0.5), 2)}
 
 
-def conduct(folder: Path, children: list[subprocess.Popen[bytes]], end: float) -> str | None:
-    """Let all begin at once when all are ready; wait for all. The reason if that does not come about."""
-    while len(list(folder.glob("ready*"))) < len(children):
-        if any(child.poll() is not None for child in children):
-            time.sleep(1)
-            return "an engine ended before it was ready" if not list(folder.glob("result*")) else None
-        if time.monotonic() > end:
-            return "not ready within --arm-seconds"
-        time.sleep(0.05)
-    (folder / "go").touch()
+def conduct(folder: Path, children: list[subprocess.Popen[bytes]], rounds: int, end: float) -> str | None:
+    """Let all begin each round at once when all are ready; wait for all. The reason if that does not come about."""
+    for turn in range(rounds):
+        while len(list(folder.glob(f"ready{turn}.*"))) < len(children):
+            if any(child.poll() is not None for child in children):
+                time.sleep(1)
+                return "an engine ended before it was ready" if not list(folder.glob("result*")) else None
+            if time.monotonic() > end:
+                return f"round {turn + 1} not reached within --arm-seconds"
+            time.sleep(0.02)
+        (folder / f"go{turn}").touch()
     for child in children:
         try:
             child.wait(max(0.1, end - time.monotonic()))

@@ -50,13 +50,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """`engines` share the card, each with its part of the sequences. `prompts`: how many different ones (0: all)."""
+    """`engines` share the card, each with its part of the sequences."""
 
     about: str
     engines: int = 1
     front_end: bool = False
-    n: int = 1
-    prompts: int = 0
     logprobs: bool = False
     rescore: float = 0.0
     collect: bool = True
@@ -64,15 +62,11 @@ class Arm:
 
 
 ARMS: dict[str, Arm] = {
-    "llm": Arm("vLLM's LLM class, each sequence a request", front_end=True),
+    "llm": Arm("vLLM's LLM class; groups are one request with n", front_end=True),
     "llm-logprobs": Arm("the same with logprobs=0", front_end=True, logprobs=True),
-    "llm-64": Arm("vLLM's LLM class, n = 64 a prompt", front_end=True, n=64),
-    "llm-64-logprobs": Arm("the same with logprobs=0", front_end=True, n=64, logprobs=True),
     "core": Arm("this engine: the core without vLLM's front end"),
     "core-logprobs": Arm("log-probabilities of every sampled token", logprobs=True),
     "core-rescore": Arm("log-probabilities of a quarter, by a second look", rescore=0.25),
-    "core-64": Arm("64 sequences a prompt", prompts=-64),
-    "core-64-logprobs": Arm("64 sequences a prompt, with log-probabilities", prompts=-64, logprobs=True),
     "core-unseeded": Arm("one random stream for the engine", options={"seeded": "engine"}),
     "core-sync": Arm("without asynchronous scheduling", options={"async_scheduling": False}),
     "core-graph512": Arm("graphs captured up to 512 sequences", options={"max_cudagraph_capture_size": 512}),
@@ -86,8 +80,5 @@ ARMS: dict[str, Arm] = {
 for _count, _word in ((2, "two"), (3, "three"), (4, "four"), (6, "six"), (8, "eight")):
     ARMS[_word] = Arm(f"{_count} engines share the card", engines=_count)
     ARMS[f"{_word}-logprobs"] = Arm(f"{_count} engines, with log-probabilities", engines=_count, logprobs=True)
-    ARMS[f"{_word}-64-logprobs"] = Arm(
-        f"{_count} engines, 64 sequences a prompt, with log-probabilities", engines=_count, prompts=-64, logprobs=True
-    )
     ARMS[f"{_word}-rescore"] = Arm(f"{_count} engines, a quarter scored again", engines=_count, rescore=0.25)
     ARMS[f"{_word}-process"] = Arm(f"{_count} engines, cores apart", engines=_count, options={"process": True})

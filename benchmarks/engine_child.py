@@ -9,7 +9,6 @@ import random
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,37 +34,38 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     bench = FrontEnd(plan, arm) if arm.front_end else Engine(plan, arm)
     start_seconds = time.perf_counter() - started
-    bench.round(0, min(16, plan["max_tokens"]))
-    (Path(plan["folder"]) / f"ready{plan['number']}").touch()
-    while not (Path(plan["folder"]) / "go").exists():
+    bench.round(0, plan["group_sizes"][0], min(16, plan["max_tokens"]))
+    rounds = []
+    for turn, group_size in enumerate(plan["group_sizes"] * plan["repeats"]):
+        wait_for_others(plan, turn)
+        if not arm.collect:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        begin = time.time()
+        tokens, steps = bench.round(turn + 1, group_size, plan["max_tokens"])
+        end = time.time()
+        step_ms = 1000 * (end - begin) / max(1, steps)
+        rounds.append({"group_size": group_size, "begin": begin, "end": end, "tokens": tokens, "step_ms": step_ms})
+    profile = bench.profile() if plan["profile"] else None
+    return {"start_seconds": start_seconds, "rounds": rounds, "profile": profile, **bench.facts()}
+
+
+def wait_for_others(plan: dict[str, Any], turn: int) -> None:
+    """Every engine of the arm begins a round at the same time."""
+    folder = Path(plan["folder"])
+    (folder / f"ready{turn}.{plan['number']}").touch()
+    while not (folder / f"go{turn}").exists():
         time.sleep(0.01)
-    if not arm.collect:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-    begin = time.time()
-    tokens, steps = bench.round(1, plan["max_tokens"])
-    end = time.time()
-    return {
-        "begin": begin,
-        "end": end,
-        "tokens": tokens,
-        "start_seconds": start_seconds,
-        "step_ms": 1000 * (end - begin) / max(1, steps),
-        **bench.facts(),
-    }
 
 
-def make_prompts(plan: dict[str, Any], arm: Arm, turn: int) -> list[tuple[int, ...]]:
-    """A prompt a sequence; new ones each round, so that the prefix cache helps only within it."""
+def make_prompts(plan: dict[str, Any], group_size: int, turn: int) -> list[tuple[int, ...]]:
+    """One prompt for each `group_size` sequences; new ones each round: the prefix cache helps only within it."""
     rng = random.Random(1000 * turn + plan["number"])
-    sequences = plan["sequences"]
-    different = max(1, sequences // -arm.prompts) if arm.prompts < 0 else arm.prompts or sequences
     config = json.loads((Path(plan["model"]) / "config.json").read_text())
-    pool = [
-        tuple(rng.randrange(10, config["vocab_size"]) for _ in range(plan["prompt_tokens"])) for _ in range(different)
-    ]
-    return [pool[index * different // sequences] for index in range(sequences)]
+    groups = max(1, plan["sequences"] // group_size)
+    pool = [tuple(rng.randrange(10, config["vocab_size"]) for _ in range(plan["prompt_tokens"])) for _ in range(groups)]
+    return [pool[min(index // group_size, groups - 1)] for index in range(plan["sequences"])]
 
 
 def engine_options(plan: dict[str, Any], arm: Arm) -> dict[str, Any]:
@@ -110,23 +110,36 @@ class Engine:
         self._engine.version = 0
         self._engine._end_ids = ()  # every sequence has the same length
 
-    def round(self, turn: int, max_tokens: int) -> tuple[int, int]:
+    def submit(self, turn: int, group_size: int, max_tokens: int) -> float:
+        """A full load of requests; their temperature."""
         from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
 
-        sampling = SamplingParams(
-            max_tokens=max_tokens, seed=turn, logprobs=self._arm.logprobs or self._arm.rescore > 0
-        )
-        prompts = make_prompts(self._plan, self._arm, turn)
+        wanted = self._arm.logprobs or self._arm.rescore > 0
+        sampling = SamplingParams(max_tokens=max_tokens, seed=turn, logprobs=wanted)
         self._engine.submit(
-            [RolloutRequest(GroupId(turn, 0), index, prompt, sampling) for index, prompt in enumerate(prompts)]
+            [
+                RolloutRequest(GroupId(turn, index // group_size), index % group_size, prompt, sampling)
+                for index, prompt in enumerate(make_prompts(self._plan, group_size, turn))
+            ]
         )
+        return sampling.temperature
+
+    def round(self, turn: int, group_size: int, max_tokens: int) -> tuple[int, int]:
+        temperature = self.submit(turn, group_size, max_tokens)
         rollouts, steps = [], 0
         while self._engine.in_flight:
             rollouts += self._engine.step()
             steps += 1
         if self._arm.rescore:
-            self._engine.rescore(rollouts[: int(self._arm.rescore * len(rollouts))], sampling.temperature)
+            self._engine.rescore(rollouts[: int(self._arm.rescore * len(rollouts))], temperature)
         return sum(len(rollout.token_ids) for rollout in rollouts), steps
+
+    def profile(self) -> dict[str, Any] | None:
+        from engine_profile import profile
+
+        if self._engine._core.process:
+            return None
+        return profile(self._engine, lambda: self.submit(10**6, 1, self._plan["max_tokens"]))
 
     def facts(self) -> dict[str, Any]:
         core = self._engine._core
@@ -165,13 +178,12 @@ class FrontEnd:
             **options,
         )
 
-    def round(self, turn: int, max_tokens: int) -> tuple[int, int]:
+    def round(self, turn: int, group_size: int, max_tokens: int) -> tuple[int, int]:
         from vllm import SamplingParams
 
-        arm = self._arm if self._arm.n == 1 else replace(self._arm, prompts=-self._arm.n)
-        prompts = make_prompts(self._plan, arm, turn)[:: self._arm.n]
+        prompts = make_prompts(self._plan, group_size, turn)[::group_size]
         sampling = SamplingParams(
-            n=self._arm.n,
+            n=group_size,
             max_tokens=max_tokens,
             ignore_eos=True,
             detokenize=False,
@@ -181,6 +193,9 @@ class FrontEnd:
             [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False
         )
         return sum(len(part.token_ids) for output in outputs for part in output.outputs), max_tokens
+
+    def profile(self) -> None:
+        return None
 
     def facts(self) -> dict[str, Any]:
         return {}
