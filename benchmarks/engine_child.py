@@ -47,7 +47,12 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         end = time.time()
         step_ms = 1000 * (end - begin) / max(1, steps)
         rounds.append({"group_size": group_size, "begin": begin, "end": end, "tokens": tokens, "step_ms": step_ms})
-    profile = bench.profile() if plan["profile"] else None
+    profile = None
+    if plan["profile"]:
+        try:
+            profile = bench.profile()
+        except Exception as error:  # the rounds' figures are kept
+            profile = {"error": f"{type(error).__name__}: {error}"}
     return {"start_seconds": start_seconds, "rounds": rounds, "profile": profile, **bench.facts()}
 
 

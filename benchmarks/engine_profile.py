@@ -106,8 +106,8 @@ def measure_kernels(engine: Any) -> dict[str, Any]:
         steps(engine, STEPS)
         torch.cuda.synchronize()
     intervals, kernels = [], {}
-    for event in trace.events():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+    for event in trace.events() or ():
+        if event.device_type.name != "CUDA":
             continue
         span = event.time_range
         intervals.append((span.start, span.end))
