@@ -213,12 +213,13 @@ def run_arm(
 
 def summary(arm: Arm, parts: list[dict[str, Any]], group_size: int, facts: dict[str, Any]) -> dict[str, Any]:
     """`rates`: tokens/s of each round, over all engines from the first one's begin to the last one's end."""
-    rates, step_ms = [], []
+    rates, step_ms, digests = [], [], []
     for engines in zip(*(part["rounds"] for part in parts), strict=True):
         if engines[0]["group_size"] == group_size:
             begin, end = min(one["begin"] for one in engines), max(one["end"] for one in engines)
             rates.append(round(sum(one["tokens"] for one in engines) / (end - begin)))
             step_ms.append(max(one["step_ms"] for one in engines))
+            digests.append([one["digest"] for one in engines])
     rate = round(statistics.median(rates))
     facts_of_engine = {
         key: value for key, value in parts[0].items() if key not in ("rounds", "profile", "start_seconds")
@@ -228,6 +229,7 @@ def summary(arm: Arm, parts: list[dict[str, Any]], group_size: int, facts: dict[
         "group_size": group_size,
         "tokens_per_second": rate,
         "rates": rates,
+        "digests": digests,
         "share_of_bound": round(rate / facts["bound"], 3),
         "share_of_compute_bound": round(rate / facts["compute_bound"], 3),
         "step_ms": round(statistics.median(step_ms), 2),

@@ -66,6 +66,7 @@ ARMS: dict[str, Arm] = {
     "llm-logprobs": Arm("the same with logprobs=0", front_end=True, logprobs=True),
     "core": Arm("this engine: the core without vLLM's front end"),
     "core-logprobs": Arm("log-probabilities of every sampled token", logprobs=True),
+    "core-vllm-scheduler": Arm("with vLLM's own scheduler", logprobs=True, options={"scheduler": "vllm"}),
     "core-rescore": Arm("log-probabilities of a quarter, by a second look", rescore=0.25),
     "core-unseeded": Arm("one random stream for the engine", options={"seeded": "engine"}),
     "core-sync": Arm("without asynchronous scheduling", options={"async_scheduling": False}),
@@ -80,5 +81,8 @@ ARMS: dict[str, Arm] = {
 for _count, _word in ((2, "two"), (3, "three"), (4, "four"), (6, "six"), (8, "eight")):
     ARMS[_word] = Arm(f"{_count} engines share the card", engines=_count)
     ARMS[f"{_word}-logprobs"] = Arm(f"{_count} engines, with log-probabilities", engines=_count, logprobs=True)
+    ARMS[f"{_word}-vllm-scheduler"] = Arm(
+        f"{_count} engines with vLLM's own scheduler", engines=_count, logprobs=True, options={"scheduler": "vllm"}
+    )
     ARMS[f"{_word}-rescore"] = Arm(f"{_count} engines, a quarter scored again", engines=_count, rescore=0.25)
     ARMS[f"{_word}-process"] = Arm(f"{_count} engines, cores apart", engines=_count, options={"process": True})

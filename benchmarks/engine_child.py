@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import random
@@ -46,7 +47,8 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         tokens, steps = bench.round(turn + 1, group_size, plan["max_tokens"])
         end = time.time()
         step_ms = 1000 * (end - begin) / max(1, steps)
-        rounds.append({"group_size": group_size, "begin": begin, "end": end, "tokens": tokens, "step_ms": step_ms})
+        row = {"group_size": group_size, "begin": begin, "end": end, "tokens": tokens, "step_ms": step_ms}
+        rounds.append(row | {"digest": bench.digest()})
     profile = None
     if plan["profile"]:
         try:
@@ -111,6 +113,7 @@ class Engine:
             }
         )
         self._plan, self._arm = plan, arm
+        self._last: list[Any] = []
         self._engine = make_vllm_engine(config, None)
         self._engine.version = 0
         self._engine._end_ids = ()  # every sequence has the same length
@@ -137,7 +140,13 @@ class Engine:
             steps += 1
         if self._arm.rescore:
             self._engine.rescore(rollouts[: int(self._arm.rescore * len(rollouts))], temperature)
+        self._last = rollouts
         return sum(len(rollout.token_ids) for rollout in rollouts), steps
+
+    def digest(self) -> str:
+        """Of the last round's tokens: the same for arms that must make the same rollouts."""
+        rows = sorted((str(rollout.group), rollout.index, list(rollout.token_ids)) for rollout in self._last)
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
     def profile(self) -> dict[str, Any] | None:
         from engine_profile import profile
@@ -198,6 +207,9 @@ class FrontEnd:
             [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False
         )
         return sum(len(part.token_ids) for output in outputs for part in output.outputs), max_tokens
+
+    def digest(self) -> None:
+        return None
 
     def profile(self) -> None:
         return None

@@ -7,6 +7,7 @@ vLLM's front end builds for each sequence in each step.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from pods_cluster.generation.engine import EngineError
 from pods_cluster.types import FinishReason, SamplingParams
 from pods_cluster.weights import vllm_owner
 from pods_cluster.weights.types import Invitation, WeightTransferError, WeightUpdate
+
+log = logging.getLogger(__name__)
 
 # The head sizes of vLLM's CPU attention; another one kills the engine's process without a word.
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -86,10 +89,11 @@ def engine_argument_names() -> tuple[str, ...]:
 class Core:
     """vLLM's engine core: in this process, or in one of its own (`process`).
 
-    One thread calls it. `arguments` are those of vLLM's `EngineArgs`.
+    One thread calls it. `arguments` are those of vLLM's `EngineArgs`. `short_way`: with our scheduler (`vllm_scheduler`)
+    where the arguments name none.
     """
 
-    def __init__(self, arguments: dict[str, Any], *, process: bool) -> None:
+    def __init__(self, arguments: dict[str, Any], *, process: bool, short_way: bool = True) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.core_client import EngineCoreClient
@@ -102,6 +106,9 @@ class Core:
         self.world_size = int(config.parallel_config.world_size)
         self.async_scheduling = bool(config.scheduler_config.async_scheduling)
         self.runner = "v2" if config.use_v2_model_runner and on_gpu() else "v1"
+        if short_way and config.scheduler_config.scheduler_cls is None:
+            config.scheduler_config.scheduler_cls = _scheduler_class(self.async_scheduling)
+        self.short_way = config.scheduler_config.scheduler_cls is not None
         with vllm_owner.claim(process):
             self._client: Any = EngineCoreClient.make_client(
                 multiprocess_mode=process,
@@ -153,6 +160,23 @@ class Core:
 
     def close(self) -> None:
         self._client.shutdown()
+
+
+def _scheduler_class(asynchronous: bool) -> str | None:
+    try:
+        from pods_cluster.generation import vllm_scheduler
+    except ImportError as error:
+        log.warning("this vLLM's scheduler is not the one that ours builds on (%s): its own is used, slower", error)
+        return None
+    return vllm_scheduler.class_name(asynchronous)
+
+
+def decoded(output: Any) -> tuple[list[str], list[int], list[float] | None, dict[str, str]] | None:
+    """One token for each of many requests, their log-probabilities and finish reasons, where an output holds that."""
+    if output.kv_transfer_params is None or "decoded" not in output.kv_transfer_params:
+        return None
+    ids, tokens, logprobs, ended = output.kv_transfer_params["decoded"]
+    return ids, tokens, logprobs, ended
 
 
 def make_request(request_id: str, prompt_ids: list[int], params: Any) -> Any:
@@ -231,8 +255,7 @@ def preempted(output: Any) -> bool:
     return any(event.type.name == "PREEMPTED" for event in output.events or ())
 
 
-def finish_reason(output: Any) -> FinishReason:
-    name = str(output.finish_reason)
+def finish_reason(name: str) -> FinishReason:
     try:
         return FinishReason(name)
     except ValueError:

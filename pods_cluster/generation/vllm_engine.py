@@ -43,7 +43,7 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
     arguments = engine_arguments(config, options, passed, backend)
     arguments["worker_extension_cls"] = vllm_extension.EXTENSION
     shared = vllm_compat.on_gpu() and generator.cards < 1
-    core = start_core(arguments, process=process, shared_card=shared)
+    core = start_core(arguments, process=process, shared_card=shared, short_way=options.scheduler == "pods")
     if core.runner == "v1" and vllm_compat.on_gpu() and options.seeded == "per_request":
         log.warning(
             "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
@@ -156,7 +156,10 @@ class VllmEngine:
         for output in outputs:
             flight = self._flights.get(output.request_id)
             if flight is None:
-                self._scoring.take(output)
+                if (many := vllm_compat.decoded(output)) is None:
+                    self._scoring.take(output)
+                else:
+                    self._take_decoded(*many)
                 continue
             if new := output.new_token_ids:
                 if not flight.token_ids:
@@ -171,8 +174,26 @@ class VllmEngine:
                 counts["preemptions"] += not flight.spared
                 flight.spared = False
             if output.finish_reason is not None:
-                self._end(flight, vllm_compat.finish_reason(output))
+                self._end(flight, vllm_compat.finish_reason(str(output.finish_reason)))
         self._warn()
+
+    def _take_decoded(
+        self, ids: list[str], tokens: list[int], logprobs: list[float] | None, ended: dict[str, str]
+    ) -> None:
+        """The tokens of rollouts that were on their way already; one that was aborted meanwhile is not known here."""
+        flights, version = self._flights, self.version
+        for index, name in enumerate(ids):
+            flight = flights.get(name)
+            if flight is None:
+                continue
+            flight.token_ids.append(tokens[index])
+            flight.last_version = version
+            if logprobs is not None and flight.logprobs is not None:
+                flight.logprobs.append(logprobs[index])
+            self._counts["generated_tokens"] += 1
+        for name, reason in ended.items():
+            if (flight := flights.get(name)) is not None:
+                self._end(flight, vllm_compat.finish_reason(reason))
 
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         del self._keys[flight.request.key], self._flights[flight.request_id]

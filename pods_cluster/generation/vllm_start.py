@@ -17,12 +17,14 @@ from pods_cluster.generation.engine import EngineError
 _MEMORY = "generator.engine_options.gpu_memory_utilization"
 
 
-def start_core(arguments: dict[str, Any], *, process: bool, shared_card: bool) -> vllm_compat.Core:
+def start_core(
+    arguments: dict[str, Any], *, process: bool, shared_card: bool, short_way: bool = True
+) -> vllm_compat.Core:
     """The running core. Raises EngineError that names the cause and the setting to change."""
     measures = shared_card and "kv_cache_memory_bytes" not in arguments
     with _alone() if measures else contextlib.nullcontext():
         try:
-            return vllm_compat.Core(arguments, process=process)
+            return vllm_compat.Core(arguments, process=process, short_way=short_way)
         except EngineError:
             raise
         except Exception as error:
