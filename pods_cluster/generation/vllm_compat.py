@@ -168,6 +168,8 @@ def _scheduler_class(asynchronous: bool) -> str | None:
     except ImportError as error:
         log.warning("this vLLM's scheduler is not the one that ours builds on (%s): its own is used, slower", error)
         return None
+    # vLLM warns of every scheduler that is not its own.
+    logging.getLogger("vllm.config.scheduler").addFilter(lambda record: "custom scheduler class" not in record.msg)
     return vllm_scheduler.class_name(asynchronous)
 
 

@@ -11,6 +11,7 @@ Requests of the short way share one output a step, under `DECODED`; `vllm_compat
 from __future__ import annotations
 
 import copy
+import logging
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,8 @@ from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
+
+log = logging.getLogger(__name__)
 
 DECODED = "decoded by the short way"
 """Request id of the output that holds the tokens of many; real ids never look like it."""
@@ -73,7 +76,11 @@ class _ShortWay(_Base):
         self._steps: dict[int, _Step] = {}
         self._asynchronous = isinstance(self, AsyncScheduler)
         self._counts_in_flight = "num_in_flight_tokens" in Request.__init__.__code__.co_names
-        self._short_way = self._simple()
+        try:
+            self._short_way = self._simple()
+        except AttributeError as error:
+            log.warning("this vLLM's scheduler is not the one that ours builds on (%s): vLLM's way for all", error)
+            self._short_way = False
 
     def _simple(self) -> bool:
         """One group of full-attention blocks and none of the features whose bookkeeping is not done here."""

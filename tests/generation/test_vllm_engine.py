@@ -230,6 +230,30 @@ def test_a_seed_makes_the_same_rollout_again_in_whatever_company(engine: VllmEng
     assert [r.token_ids for r in other] != [r.token_ids for r in first]
 
 
+def test_vllms_own_scheduler_makes_the_same_rollouts(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours takes those that only decode past vLLM's loops (test_vllm_scheduler.py has the steps themselves)."""
+    requests = [request(0, index, seed=4, max_tokens=3 + 2 * index) for index in range(12)]  # more than fit at once
+    ours = engines.get("tied")
+    tokens: list[int] = []
+    take = ours._take_decoded
+    monkeypatch.setattr(ours, "_take_decoded", lambda *many: (tokens.append(len(many[1])), take(*many))[1])
+    first = run(ours, requests)
+    made = sum(len(rollout.token_ids) for rollout in first)
+    assert sum(tokens) == made - len(requests)  # every token but the first of each
+    engines.close()
+    theirs = make_vllm_engine(config(engines.path("tied"), scheduler="vllm"), None)
+    try:
+        theirs.version = 0
+        monkeypatch.setattr(theirs, "_take_decoded", lambda *_: pytest.fail("not asked for"))
+        second = run(theirs, requests)
+    finally:
+        theirs.close()
+        gc.collect()
+    assert [rollout.token_ids for rollout in second] == [rollout.token_ids for rollout in first]
+    assert [rollout.logprobs for rollout in second] == [pytest.approx(rollout.logprobs, abs=1e-5) for rollout in first]
+    assert [rollout.finish_reason for rollout in second] == [rollout.finish_reason for rollout in first]
+
+
 def test_rollouts_finish_one_by_one_and_abort_alone(engine: VllmEngine) -> None:
     before, model = engine.stats(), build("tied")
     prompts = unending(model, 3, 20)

@@ -19,7 +19,7 @@ RIGHT = "eval/rewards/exact_match/mean"
 
 
 def start(cache: Path, runs: Path, name: str, *overrides: str) -> subprocess.Popen[str]:
-    made = prepare(cache, WarmStart())
+    made = prepare(cache, WarmStart(), threads=min(2, os.cpu_count() or 1))
     places = [
         f"model.path={made.model}",
         f"data.path={made.data / 'train.jsonl'}",
