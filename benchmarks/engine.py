@@ -48,8 +48,8 @@ def main() -> None:
 
 def run_arms(arguments: argparse.Namespace, model: str, out: Path, scratch: Path) -> None:
     facts = bandwidth(arguments, model)
-    shown = {name: value for name, value in vars(arguments).items() if name not in ("list", "out")}
-    append(out, {"machine": machine(), **facts, "settings": shown})
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("list", "out")}
+    append(out, {"machine": machine(), **facts, "settings": settings})
     for name in arguments.arms.split(","):
         for result in run_arm(name, arguments, model, scratch, facts):
             append(out, {"arm": name, "engines": ARMS[name].engines, **result})
@@ -207,7 +207,8 @@ def run_arm(
         log = (folder / "log0.txt").read_text()[-1500:]
         return [{"error": error or "an engine ended without a result", "log": log, "parts": parts}]
     rows = [summary(arm, parts, size, facts) for size in arguments.group_sizes]
-    rows[0] |= {"profile": profile} if (profile := parts[0]["profile"]) else {}
+    if parts[0]["profile"]:
+        rows[0]["profile"] = parts[0]["profile"]
     return rows
 
 
@@ -221,9 +222,7 @@ def summary(arm: Arm, parts: list[dict[str, Any]], group_size: int, facts: dict[
             step_ms.append(max(one["step_ms"] for one in engines))
             digests.append([one["digest"] for one in engines])
     rate = round(statistics.median(rates))
-    facts_of_engine = {
-        key: value for key, value in parts[0].items() if key not in ("rounds", "profile", "start_seconds")
-    }
+    engine = {key: value for key, value in parts[0].items() if key not in ("rounds", "profile", "start_seconds")}
     return {
         "about": arm.about,
         "group_size": group_size,
@@ -234,7 +233,7 @@ def summary(arm: Arm, parts: list[dict[str, Any]], group_size: int, facts: dict[
         "share_of_compute_bound": round(rate / facts["compute_bound"], 3),
         "step_ms": round(statistics.median(step_ms), 2),
         "start_seconds": round(max(part["start_seconds"] for part in parts), 1),
-        **facts_of_engine,
+        **engine,
     }
 
 

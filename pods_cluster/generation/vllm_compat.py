@@ -108,7 +108,6 @@ class Core:
         self.runner = "v2" if config.use_v2_model_runner and on_gpu() else "v1"
         if short_way and config.scheduler_config.scheduler_cls is None:
             config.scheduler_config.scheduler_cls = _scheduler_class(self.async_scheduling)
-        self.short_way = config.scheduler_config.scheduler_cls is not None
         with vllm_owner.claim(process):
             self._client: Any = EngineCoreClient.make_client(
                 multiprocess_mode=process,
@@ -169,8 +168,12 @@ def _scheduler_class(asynchronous: bool) -> str | None:
         log.warning("this vLLM's scheduler is not the one that ours builds on (%s): its own is used, slower", error)
         return None
     # vLLM warns of every scheduler that is not its own.
-    logging.getLogger("vllm.config.scheduler").addFilter(lambda record: "custom scheduler class" not in record.msg)
+    logging.getLogger("vllm.config.scheduler").addFilter(_not_of_our_scheduler)
     return vllm_scheduler.class_name(asynchronous)
+
+
+def _not_of_our_scheduler(record: logging.LogRecord) -> bool:
+    return "custom scheduler class" not in record.msg
 
 
 def decoded(output: Any) -> tuple[list[str], list[int], list[float] | None, dict[str, str]] | None:

@@ -9,6 +9,7 @@ import json
 from collections import deque
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -141,7 +142,8 @@ class Driver:
         self._turn += 1
         names = list(output.num_scheduled_tokens)
         sampled = [
-            [] if self.requests[name].is_prefill_chunk else [(hash(name) + 5 * self._turn) % 32] for name in names
+            [] if self.requests[name].is_prefill_chunk else [(crc32(name.encode()) + 5 * self._turn) % 32]
+            for name in names
         ]
         table = np.array([[-float(index) - self._turn / 100] for index in range(len(names))], dtype=np.float32)
         return ModelRunnerOutput(
