@@ -62,6 +62,9 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
     else:
         _check_head_size(config, model)
         arguments["enforce_eager"] = True
+        if options.seeded == "per_request":
+            # A part of a prompt samples a token that is thrown away; a CPU's random stream cannot be wound back for it.
+            arguments["enable_chunked_prefill"] = False
         if not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & set(passed):
             arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, model, arguments["max_model_len"])
     if options.kv_cache_gb is not None:
