@@ -87,11 +87,11 @@ async def measure(config: Any, arguments: argparse.Namespace, gpu: bool) -> dict
     import ray
 
     from pods_cluster.data import load_prompts, load_tokenizer
+    from pods_cluster.generation.messages import Portion
     from pods_cluster.generation.pool import GeneratorPool
-    from pods_cluster.generation.records import Portion
-    from pods_cluster.learning.group import LearnerGroup
-    from pods_cluster.service.cluster import nccl_can_reach
-    from pods_cluster.service.selector_handle import SelectorHandle
+    from pods_cluster.learning.learner_group import LearnerGroup
+    from pods_cluster.run.cluster import nccl_can_reach
+    from pods_cluster.run.selector_handle import SelectorHandle
     from pods_cluster.types import GroupId
     from pods_cluster.weights.broadcast import Broadcaster
     from pods_cluster.weights.fingerprint import combined, difference

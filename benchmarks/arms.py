@@ -33,10 +33,10 @@ from benchmarks._machine import machine
 from benchmarks.paced import Arm, Pools, Records
 from pods_cluster.config import Config, build_config, dump_config, load_config
 from pods_cluster.data import load_eval, load_tokenizer
-from pods_cluster.learning.group import LearnerGroup
-from pods_cluster.service.balance import Shape, rates_of, stages
-from pods_cluster.service.cluster import connect
-from pods_cluster.service.publishing import publisher_of
+from pods_cluster.learning.learner_group import LearnerGroup
+from pods_cluster.run.cluster import connect
+from pods_cluster.run.publishing import publisher_of
+from pods_cluster.sizing.balance import Shape, rates_of, stages
 from pods_cluster.telemetry.catalog import STAGES
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -93,7 +93,7 @@ class Engine:
 
     def __init__(self, plan: dict[str, Any], arm: Arm) -> None:
         from pods_cluster.config import Config
-        from pods_cluster.generation.vllm_engine import make_vllm_engine
+        from pods_cluster.generation.engines.vllm.engine import make_vllm_engine
 
         options = engine_options(plan, arm)
         if arm.rescore:
@@ -170,14 +170,14 @@ class FrontEnd:
     """vLLM's `LLM` class as its users call it, with the same arguments otherwise."""
 
     def __init__(self, plan: dict[str, Any], arm: Arm) -> None:
-        from pods_cluster.generation import vllm_compat
+        from pods_cluster.generation.engines.vllm import compat
 
-        vllm_compat.prepare_environment(process=False, threads=1)
+        compat.prepare_environment(process=False, threads=1)
         from vllm import LLM
 
         options = engine_options(plan, arm)
         length = plan["prompt_tokens"] + plan["max_tokens"] + 1
-        if vllm_compat.on_gpu():
+        if compat.on_gpu():
             options.setdefault("max_cudagraph_capture_size", plan["sequences"])
         else:
             options |= {"enforce_eager": True, "kv_cache_memory_bytes": 2**28}

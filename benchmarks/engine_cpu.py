@@ -26,7 +26,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks._machine import machine
-from pods_cluster.generation.transformers_engine import TransformersEngine
+from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
 
 RESULT = Path(__file__).parent / "results" / "engine_cpu.json"

@@ -24,8 +24,8 @@ import yaml
 
 from benchmarks._machine import machine
 from pods_cluster.telemetry.catalog import STAGES
-from pods_cluster.telemetry.folder import RunFolder
-from pods_cluster.telemetry.record import Record, merge_steps
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.step_record import Record, merge_steps
 from pods_cluster.telemetry.summary import summarize
 
 CURVES = (

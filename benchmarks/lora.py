@@ -28,14 +28,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._machine import machine
 from pods_cluster.config import Config, LoraConfig, build_config
-from pods_cluster.generation.factory import make_engine
+from pods_cluster.generation.engines.factory import make_engine
 from pods_cluster.learning.forward import inner
-from pods_cluster.learning.model import add_adapters
-from pods_cluster.learning.source import AdapterWeights, LearnerWeights
+from pods_cluster.learning.policy_model import add_adapters
+from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
 from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference
+from pods_cluster.weights.protocol import Invitation, WeightSource, WeightUpdate, plan_buckets
 from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.types import Invitation, WeightSource, WeightUpdate, plan_buckets
 
 TOKENS = 24
 TIMEOUT = 600.0

@@ -35,8 +35,8 @@ import ray
 from benchmarks._machine import machine
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, Records, make_files, paced_config
 from pods_cluster.config import dump_config
-from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
 
 ENGINE = {"tokens_per_second": 20000.0, "shortest": 1, "longest": 128, "accuracy": 0.5, "reward_token": 5}
 WAYS = ("alone", "observed", "killed", "disk_full")

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._machine import machine
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
 TARGET = 0.10
@@ -35,7 +35,15 @@ def main() -> None:
     arguments = parser.parse_args()
     on = machine()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pods_cluster.cli", "train", "--plain", str(CONFIG), *arguments.overrides]
+        command = [
+            sys.executable,
+            "-m",
+            "pods_cluster.client.cli",
+            "train",
+            "--plain",
+            str(CONFIG),
+            *arguments.overrides,
+        ]
         command += [f"run.dir={folder}", "run.name=overhead", f"run.steps={arguments.steps}", "run.eval.every=0"]
         command += ["run.checkpoint.every=0", "run.export=false", "data.eval=null"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

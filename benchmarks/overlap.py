@@ -31,8 +31,8 @@ import ray
 from benchmarks._machine import machine
 from benchmarks.overlap_figure import draw
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, make_files, paced_config
-from pods_cluster.selection.assembly import SelectorCore, SelectorSettings
-from pods_cluster.selection.registry import resolve
+from pods_cluster.selection.rule_registry import resolve
+from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings
 from pods_cluster.types import GroupId, GroupShard
 
 RESULT = Path(__file__).parent / "results" / "overlap.json"

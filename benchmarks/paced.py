@@ -19,11 +19,11 @@ import ray
 from pods_cluster.config import Config, build_config
 from pods_cluster.data import load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
-from pods_cluster.learning.fetch import RolloutFetcher
-from pods_cluster.learning.group import StepResult
-from pods_cluster.quickstart.tokenizer import build_tokenizer
-from pods_cluster.service.run import Run
-from pods_cluster.service.selector_handle import SelectorHandle
+from pods_cluster.learning.fetch_rollouts import RolloutFetcher
+from pods_cluster.learning.learner_group import StepResult
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
+from pods_cluster.run.loop import Run
+from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.telemetry.metrics import registry
 from pods_cluster.types import Prompt, Selection
 from pods_cluster.weights.broadcast import PublishReport

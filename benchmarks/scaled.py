@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks._machine import machine
 from benchmarks.scaling import draw, effects, phase
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.run_folder import RunFolder
 
 KEYS = ("step", "elapsed", "generator/workers", "learner/workers", "tokens/sampled", "timing_s/step", "timing_s/scale",
         "timing_s/publish", "weights/receivers", "generator/saturated_tokens_per_second", "loss", "grad_norm",

@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._machine import machine
+from pods_cluster.actor_names import NAMESPACE
+from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
-from pods_cluster.names import NAMESPACE
-from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import make_splits, write_jsonl
-from pods_cluster.quickstart.tokenizer import build_tokenizer
-from pods_cluster.service.controller import start_controller
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.quickstart.tiny_model import ModelSize, build_model
+from pods_cluster.run.controller import start_controller
+from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"

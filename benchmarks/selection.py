@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._machine import machine
-from pods_cluster.selection.registry import resolve
+from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import select
 from pods_cluster.types import GroupId, GroupShard
 

@@ -114,8 +114,8 @@ def arrived() -> int:
 
 def prepare(folder: Path, context: int) -> Path:
     """A model that trains long sequences in no time, and prompts; bytes do not depend on what is in either."""
-    from pods_cluster.quickstart.model import ModelSize, build_model
-    from pods_cluster.quickstart.tokenizer import build_tokenizer
+    from pods_cluster.quickstart.character_tokenizer import build_tokenizer
+    from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 
     tokenizer = build_tokenizer()
     build_model(ModelSize(hidden=64, layers=1, heads=1, mlp=64, context=context), tokenizer, 0).save_pretrained(folder)
@@ -148,7 +148,7 @@ def measure(folder: Path, arguments: argparse.Namespace, m: int) -> dict[str, An
     path = folder / f"run{m}.yaml"
     path.write_text(json.dumps(config))
     metrics = folder / "runs" / f"two-nodes-{m}" / "metrics.jsonl"
-    command = [sys.executable, "-m", "pods_cluster.cli", "train", "--plain", str(path)]
+    command = [sys.executable, "-m", "pods_cluster.client.cli", "train", "--plain", str(path)]
     at: dict[int, tuple[float, int]] = {}
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         while run.poll() is None:

@@ -29,8 +29,8 @@ from benchmarks._groups import M, N, make_groups
 from benchmarks._machine import machine
 from pods_cluster.config import Config, build_config
 from pods_cluster.learning import process_group
-from pods_cluster.learning.group import plan_settings
-from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning.learner_group import plan_settings
+from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer
 
 VOCABULARY, PROMPT, LONGEST = 2048, 24, 96

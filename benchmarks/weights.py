@@ -26,9 +26,9 @@ import ray
 
 from benchmarks._machine import machine
 from pods_cluster.config import Config, build_config
+from pods_cluster.generation.messages import Portion
 from pods_cluster.generation.pool import GeneratorPool
-from pods_cluster.generation.records import Portion
-from pods_cluster.learning.group import LearnerGroup
+from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.types import GroupId, Prompt
 from pods_cluster.weights.broadcast import Broadcaster
 from pods_cluster.weights.fingerprint import difference
@@ -72,7 +72,7 @@ def make_model(shape: str, folder: Path, gpu: bool) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from pods_cluster.quickstart.tokenizer import build_tokenizer
+    from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 
     tokenizer: Any = build_tokenizer()
     sizes: dict[str, Any] = SHAPES[shape]

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks._machine import machine
 from pods_cluster.weights.fingerprint import combined, fingerprints
+from pods_cluster.weights.protocol import Invitation, TensorSpec, WeightUpdate, plan_buckets
 from pods_cluster.weights.receiver import make_receiver
 from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.types import Invitation, TensorSpec, WeightUpdate, plan_buckets
 
 RESULTS = Path(__file__).parent / "results" / "weights_cpu.json"
 TIMEOUT = 120.0

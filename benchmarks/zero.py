@@ -84,8 +84,8 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     from benchmarks._groups import M, N, make_groups
     from pods_cluster.config import build_config
     from pods_cluster.learning import process_group
-    from pods_cluster.learning.group import plan_settings
-    from pods_cluster.learning.plan import plan_step
+    from pods_cluster.learning.learner_group import plan_settings
+    from pods_cluster.learning.step_plan import plan_step
     from pods_cluster.learning.trainer import Trainer
 
     ranks, learner = ARMS[arm]

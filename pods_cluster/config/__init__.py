@@ -1,7 +1,7 @@
 """The configuration of a run: one pydantic tree. Imports no torch, ray or vllm."""
 
 from pods_cluster.config.load import ConfigError, build_config, dump_config, load_config, parse_config
-from pods_cluster.config.model import DataConfig, EvalDataConfig, ModelConfig, RewardConfig, ScoringConfig
+from pods_cluster.config.model_data import DataConfig, EvalDataConfig, ModelConfig, RewardConfig, ScoringConfig
 from pods_cluster.config.pools import (
     AdvantageConfig,
     CorrectionConfig,
@@ -12,7 +12,7 @@ from pods_cluster.config.pools import (
     SelectorConfig,
     WeightsConfig,
 )
-from pods_cluster.config.run import CheckpointConfig, ClusterConfig, EvalConfig, RunConfig
+from pods_cluster.config.run_settings import CheckpointConfig, ClusterConfig, EvalConfig, RunConfig
 from pods_cluster.config.tree import Config
 
 __all__ = [

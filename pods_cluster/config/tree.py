@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from pods_cluster.config.base import Section
-from pods_cluster.config.model import DataConfig, ModelConfig, RewardConfig, ScoringConfig
+from pods_cluster.config.model_data import DataConfig, ModelConfig, RewardConfig, ScoringConfig
 from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
-from pods_cluster.config.run import ClusterConfig, RunConfig
+from pods_cluster.config.run_settings import ClusterConfig, RunConfig
 from pods_cluster.config.vllm_options import split_options
 
 

@@ -1,6 +1,6 @@
 """`generator.engine_options` for vLLM: which are ours, which follow from other settings, which cannot be set.
 
-Names that vLLM itself does not have are found where it can be imported (`generation.vllm_options`).
+Names that vLLM itself does not have are found where it can be imported (`generation.engines.vllm.arguments`).
 """
 
 from __future__ import annotations

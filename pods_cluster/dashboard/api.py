@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
-from pods_cluster.dashboard import answers, schemas
+from pods_cluster.dashboard import responses, schemas
 from pods_cluster.dashboard.columns import plain
 from pods_cluster.dashboard.journal import SampleEntry
-from pods_cluster.dashboard.view import RunView
-from pods_cluster.dashboard.watch import Runs
+from pods_cluster.dashboard.run_view import RunView
+from pods_cluster.dashboard.watcher import Runs
 
 MAX_POINTS = 1_500
 MAX_SERIES = 64
@@ -59,8 +59,8 @@ def list_runs(request: Request) -> schemas.RunList:
                 steps=found.planned,
                 updated=found.updated,
                 elapsed=found.elapsed,
-                reward=answers.number(reward),
-                ratio=answers.number(ratio),
+                reward=responses.number(reward),
+                ratio=responses.number(ratio),
             )
         )
     return schemas.RunList(runs=items)
@@ -77,14 +77,14 @@ def run_detail(request: Request, run: RunId) -> schemas.RunDetail:
             for name, steps in columns.nonfinite.items()
         ]
         return schemas.RunDetail(
-            **answers.live(view),
+            **responses.live(view),
             id=view.id,
             folder=str(view.folder.path),
             steps=view.steps_planned(),
             rows=columns.rows,
             has_summary=view.folder.summary.is_file(),
             bad_lines=view.history.bad_lines + view.events.bad_lines + view.samples.bad_lines,
-            metrics=[answers.metric(name) for name in sorted(columns.names)],
+            metrics=[responses.metric(name) for name in sorted(columns.names)],
             nonfinite=nonfinite,
             worker_events=view.worker_events[-20:],
         )
@@ -151,7 +151,7 @@ def events(
     return schemas.EventPage(
         run=view.id,
         total=total,
-        events=[answers.event(entry, line) for entry, line in found if line is not None],
+        events=[responses.event(entry, line) for entry, line in found if line is not None],
         more=more,
     )
 
@@ -174,7 +174,9 @@ def samples(
     with view.lock:
         entries, more = view.samples.page(before, limit, wanted)
         total = len(view.samples.entries)
-    return schemas.SamplePage(run=view.id, total=total, samples=[answers.sample(entry) for entry in entries], more=more)
+    return schemas.SamplePage(
+        run=view.id, total=total, samples=[responses.sample(entry) for entry in entries], more=more
+    )
 
 
 @router.get("/runs/{run}/samples/{sample}", responses=NO_RUN)
@@ -193,14 +195,14 @@ def sample(
         id=sample,
         run=view.id,
         step=entry.step,
-        time=answers.number(line.get("time")),
+        time=responses.number(line.get("time")),
         group=entry.group,
-        prompt=answers.text(line.get("prompt")),
-        answer=None if line.get("answer") is None else answers.text(line["answer"]),
+        prompt=responses.text(line.get("prompt")),
+        answer=None if line.get("answer") is None else responses.text(line["answer"]),
         fate=entry.fate,
         rule=entry.rule,
-        reason=answers.text(line.get("reason")),
-        rollouts=[answers.rollout(row) for row in line["rollouts"] if isinstance(row, dict)],
+        reason=responses.text(line.get("reason")),
+        rollouts=[responses.rollout(row) for row in line["rollouts"] if isinstance(row, dict)],
         fields={name: value for name, value in line.items() if name not in known},
     )
 

@@ -14,9 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from pods_cluster import __version__
-from pods_cluster.dashboard import answers, api, schemas
-from pods_cluster.dashboard.assets import Asset, Assets
-from pods_cluster.dashboard.controls import (
+from pods_cluster.client.controls import (
     ControlFailed,
     Controls,
     Done,
@@ -25,13 +23,15 @@ from pods_cluster.dashboard.controls import (
     ScaleRequest,
     StopRequest,
 )
+from pods_cluster.dashboard import api, responses, schemas
+from pods_cluster.dashboard.access_token import COOKIE, Token
+from pods_cluster.dashboard.assets import Asset, Assets
 from pods_cluster.dashboard.guard import Guard, address_of, is_local, session_cookie
 from pods_cluster.dashboard.hub import Hub, TooManyListeners
-from pods_cluster.dashboard.limits import RateLimit
 from pods_cluster.dashboard.prometheus import exposition
-from pods_cluster.dashboard.tokens import COOKIE, Token
-from pods_cluster.dashboard.view import Change, RunView
-from pods_cluster.dashboard.watch import Runs
+from pods_cluster.dashboard.rate_limit import RateLimit
+from pods_cluster.dashboard.run_view import Change, RunView
+from pods_cluster.dashboard.watcher import Runs
 
 REQUESTS_A_SECOND = 200.0
 REQUESTS_AT_ONCE = 1_000.0
@@ -65,7 +65,7 @@ def create_app(
     def tell(view: RunView, change: Change) -> None:
         if len(hub):
             hub.tell("update", view.id, {"rows": change.rows, "events": change.events, "new_samples": change.samples,
-                                         "reset": change.reset, "live": answers.live(view)})  # fmt: skip
+                                         "reset": change.reset, "live": responses.live(view)})  # fmt: skip
 
     runs = Runs(paths, tell)
 

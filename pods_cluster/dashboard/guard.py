@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from pods_cluster.dashboard.limits import RateLimit
-from pods_cluster.dashboard.tokens import COOKIE, Token
+from pods_cluster.dashboard.access_token import COOKIE, Token
+from pods_cluster.dashboard.rate_limit import RateLimit
 
 MAX_BODY = 16 * 1024
 Scope = MutableMapping[str, Any]

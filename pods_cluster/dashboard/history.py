@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.dashboard.columns import Columns
-from pods_cluster.dashboard.lines import LineTail, parse, sample_lines
+from pods_cluster.telemetry.line_tail import LineTail, parse, sample_lines
 
 PREVIEW_ABOVE = 6 * 2**20
 """A longer metrics file is shown by a sample of its lines until all of it is read."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pods_cluster.dashboard.lines import LineTail, clean, parse, read_line
+from pods_cluster.telemetry.line_tail import LineTail, clean, parse, read_line
 
 MAX_ENTRIES = 500_000
 """Lines that one file is listed with; the oldest are let go."""

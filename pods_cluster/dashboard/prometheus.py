@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pods_cluster import __version__
-from pods_cluster.dashboard.watch import Runs
+from pods_cluster.dashboard.watcher import Runs
 from pods_cluster.telemetry.metrics import Kind, Metric, registry
 
 RECENT_SECONDS = 900.0

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from pods_cluster.dashboard.view import Status
+from pods_cluster.dashboard.run_view import Status
 
 Number = float | None
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import uvicorn
 
+from pods_cluster.client.controls import Controls
+from pods_cluster.dashboard.access_token import Token, load_token, read_token
 from pods_cluster.dashboard.app import create_app
-from pods_cluster.dashboard.controls import Controls
-from pods_cluster.dashboard.tokens import Token, load_token, read_token
-from pods_cluster.dashboard.watch import DashboardError
+from pods_cluster.dashboard.watcher import DashboardError
 
 CLOSE_SECONDS = 3
 

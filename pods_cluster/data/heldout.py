@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pods_cluster.config import DataConfig, EvalDataConfig
 from pods_cluster.data.errors import DataError
+from pods_cluster.data.row_range import parse_split
 from pods_cluster.data.source import Source, load_source
-from pods_cluster.data.split import parse_split
 from pods_cluster.types import Prompt
 
 

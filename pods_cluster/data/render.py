@@ -8,7 +8,7 @@ from typing import Any
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.layout import Layout, Message
-from pods_cluster.data.template import fill_template, resolve_template
+from pods_cluster.data.prompt_template import fill_template, resolve_template
 from pods_cluster.data.tokenizer import PromptTokenizer, resolve_chat_template
 from pods_cluster.types import Prompt
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pods_cluster.data.errors import DataError, closest
-from pods_cluster.data.jsonscan import first_fault, is_utf8, read_objects
-from pods_cluster.data.split import Split, parse_split
+from pods_cluster.data.json_faults import first_fault, is_utf8, read_objects
+from pods_cluster.data.row_range import Split, parse_split
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pods_cluster.config import ModelConfig
-from pods_cluster.data.chat import ChatTemplateError, render_chat
+from pods_cluster.data.chat_template import ChatTemplateError, render_chat
 from pods_cluster.data.errors import DataError
-from pods_cluster.data.template import read_text
+from pods_cluster.data.prompt_template import read_text
 
 LIGHT_FILES = (
     "tokenizer.json",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pods_cluster.types import Rollout, RolloutRequest
-from pods_cluster.weights.types import Invitation, WeightUpdate
+from pods_cluster.weights.protocol import Invitation, WeightUpdate
 
 
 class EngineError(Exception):

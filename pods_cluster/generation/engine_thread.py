@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from pods_cluster.generation.engine import Engine, EngineStats
+from pods_cluster.generation.messages import GeneratorError
 from pods_cluster.generation.rate import RateMeter
-from pods_cluster.generation.records import GeneratorError
 from pods_cluster.types import Rollout
 
 T = TypeVar("T")

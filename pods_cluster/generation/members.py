@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pods_cluster.actor_names import actor_name
 from pods_cluster.config import Config
+from pods_cluster.generation.messages import Failure, GeneratorError, WorkerInfo
 from pods_cluster.generation.placement import (
     ANSWER_SECONDS,
     create_worker,
@@ -16,8 +18,6 @@ from pods_cluster.generation.placement import (
     worker_placed,
     worker_started,
 )
-from pods_cluster.generation.records import Failure, GeneratorError, WorkerInfo
-from pods_cluster.names import actor_name
 from pods_cluster.types import GroupId
 
 CLOSE_SECONDS = 15.0

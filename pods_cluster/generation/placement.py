@@ -10,10 +10,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from pods_cluster.actor_names import NAMESPACE, demand
 from pods_cluster.config import Config
-from pods_cluster.generation.records import GeneratorError, WorkerInfo
+from pods_cluster.generation.messages import GeneratorError, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
-from pods_cluster.names import NAMESPACE, demand
 
 RESOURCE = "pods_generator"
 ANSWER_SECONDS = 15.0

@@ -13,9 +13,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
 from pods_cluster.generation.members import Member, PoolMembers
+from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, cause, quietly, result
 from pods_cluster.generation.pool_stats import PoolStats, counters
-from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pods_cluster.generation.records import WorkerStats
+from pods_cluster.generation.messages import WorkerStats
 
 
 @dataclass(slots=True)

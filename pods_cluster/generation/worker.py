@@ -13,15 +13,15 @@ from typing import Any
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
-from pods_cluster.generation.evaluation import Evaluation
-from pods_cluster.generation.finishing import Finisher
-from pods_cluster.generation.hand_over import HandOver, pack
-from pods_cluster.generation.records import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
-from pods_cluster.generation.shards import Reporter
-from pods_cluster.generation.store import RolloutStore
+from pods_cluster.generation.eval_requests import Evaluation
+from pods_cluster.generation.finisher import Finisher
+from pods_cluster.generation.kept_rollouts import HandOver, pack
+from pods_cluster.generation.messages import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
+from pods_cluster.generation.reporter import Reporter
+from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams
-from pods_cluster.weights.seating import Place
-from pods_cluster.weights.types import Invitation, WeightUpdate
+from pods_cluster.weights.protocol import Invitation, WeightUpdate
+from pods_cluster.weights.relay_plan import Place
 
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
@@ -76,7 +76,7 @@ class GeneratorWorker:
         import torch
         from transformers import AutoTokenizer
 
-        from pods_cluster.generation.factory import make_engine
+        from pods_cluster.generation.engines.factory import make_engine
         from pods_cluster.scoring import ScorerPool
         from pods_cluster.scoring.from_config import reward_specs
 

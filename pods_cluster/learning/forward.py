@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pods_cluster.learning.head import LOGITS_CHUNK, LogProbLinear, log_probs_of
+from pods_cluster.learning.log_probs import LOGITS_CHUNK, LogProbLinear, log_probs_of
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
 """Prompt ids [P] and completion ids [T]."""

@@ -15,14 +15,14 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.types import Locator, Rollout
-from pods_cluster.weights.seating import Place
+from pods_cluster.weights.relay_plan import Place
 
 if TYPE_CHECKING:
-    from pods_cluster.learning.fetch import FetchReport
+    from pods_cluster.learning.fetch_rollouts import FetchReport
     from pods_cluster.learning.forward import TokenPair
-    from pods_cluster.learning.plan import RankPlan
-    from pods_cluster.learning.sums import RankResult
-    from pods_cluster.weights.types import TensorSpec, WeightUpdate
+    from pods_cluster.learning.step_plan import RankPlan
+    from pods_cluster.learning.step_sums import RankResult
+    from pods_cluster.weights.protocol import TensorSpec, WeightUpdate
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class LearnerRank:
         torch.set_num_threads(self.threads)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         from pods_cluster.learning import process_group
-        from pods_cluster.learning.fetch import RolloutFetcher
+        from pods_cluster.learning.fetch_rollouts import RolloutFetcher
         from pods_cluster.learning.trainer import Trainer
         from pods_cluster.weights.sender import WeightSender
 
@@ -180,27 +180,27 @@ class LearnerRank:
 
     def save(self, folder: str) -> None:
         """Write this rank's part of a checkpoint; all ranks call it."""
-        from pods_cluster.learning import checkpoint
+        from pods_cluster.learning import rank_checkpoint
 
-        checkpoint.save(self._trainer, Path(folder), self.world_size)
+        rank_checkpoint.save(self._trainer, Path(folder), self.world_size)
 
     def commit(self, partial: str, final: str) -> None:
         """Put a checkpoint that all ranks have written in its place (rank 0)."""
-        from pods_cluster.learning import checkpoint
+        from pods_cluster.learning import rank_checkpoint
 
-        checkpoint.commit(Path(partial), Path(final))
+        rank_checkpoint.commit(Path(partial), Path(final))
 
     def load(self, folder: str) -> None:
         """Read a checkpoint; all ranks call it."""
-        from pods_cluster.learning import checkpoint
+        from pods_cluster.learning import rank_checkpoint
 
-        checkpoint.load(self._trainer, Path(folder), self.world_size)
+        rank_checkpoint.load(self._trainer, Path(folder), self.world_size)
 
     def export(self, folder: str) -> None:
         """Write the model in Hugging Face format (rank 0 writes; all ranks call it)."""
-        from pods_cluster.learning import checkpoint
+        from pods_cluster.learning import rank_checkpoint
 
-        checkpoint.export(self._trainer, Path(folder))
+        rank_checkpoint.export(self._trainer, Path(folder))
 
     def memory(self) -> RankMemory:
         return RankMemory(peak=self._trainer.peak_bytes(), optimizer=self._trainer.engine.optimizer_bytes())

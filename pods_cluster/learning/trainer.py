@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from pods_cluster.config import Config
-from pods_cluster.learning.engine import TrainingEngine
+from pods_cluster.learning.deepspeed_engine import TrainingEngine
 from pods_cluster.learning.forward import Policy, TokenPair, collate, without_adapter
 from pods_cluster.learning.loss import LossSettings, grpo_loss
-from pods_cluster.learning.model import load_model, prepare
-from pods_cluster.learning.plan import MicroBatch, RankPlan
-from pods_cluster.learning.source import AdapterWeights, LearnerWeights
-from pods_cluster.learning.sums import RankResult, Sums
+from pods_cluster.learning.policy_model import load_model, prepare
+from pods_cluster.learning.step_plan import MicroBatch, RankPlan
+from pods_cluster.learning.step_sums import RankResult, Sums
+from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
 from pods_cluster.types import Locator, Rollout
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pods_cluster.quickstart.batch import Accuracy
+from pods_cluster.quickstart.answer_batch import Accuracy
 from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
 
 

@@ -23,10 +23,10 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from pods_cluster.quickstart.batch import IGNORED, Accuracy, Batch, accuracy, encode
-from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.answer_batch import IGNORED, Accuracy, Batch, accuracy, encode
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import Splits, make_splits, write_jsonl
-from pods_cluster.quickstart.tokenizer import build_tokenizer
+from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 
 # Raise it whenever the code changes what the same settings produce: it is part of the cache folder's name.
 RECIPE = 1

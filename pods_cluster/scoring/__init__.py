@@ -1,12 +1,12 @@
 """Rollouts to rewards: reward functions, and a pool of killable processes that runs them."""
 
-from pods_cluster.scoring.combine import combine, total_range
-from pods_cluster.scoring.pool import ScorerPool
-from pods_cluster.scoring.process import ScorerStartError
-from pods_cluster.scoring.records import FailureKind, Score, ScoreFailure, ScoreRequest
-from pods_cluster.scoring.registry import check_rewards, declared_range
+from pods_cluster.scoring.reward_registry import check_rewards, declared_range
+from pods_cluster.scoring.score import FailureKind, Score, ScoreFailure, ScoreRequest
+from pods_cluster.scoring.scorer_pool import ScorerPool
+from pods_cluster.scoring.scorer_process import ScorerStartError
+from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.scoring.spec import RewardConfigError, RewardSpec
-from pods_cluster.scoring.stats import ScorerStats
+from pods_cluster.scoring.total_reward import combine, total_range
 
 __all__ = [
     "FailureKind",

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pods_cluster.scoring import equality
-from pods_cluster.scoring.answers import (
+from pods_cluster.scoring import answer_equality
+from pods_cluster.scoring.final_answer import (
     Where,
     gold_answer,
     last_boxed,
@@ -49,16 +49,16 @@ def math_answer(completion: str, answer: str | None, *, where: Where = "any") ->
     gold = gold_answer(_required(answer, "math_answer"))
     marked = marked_answer(completion, where)
     if marked is not None:
-        return float(equality.answers_equal(gold, marked))
+        return float(answer_equality.answers_equal(gold, marked))
     if where != "any":
         return 0.0
     formula = last_formula(completion)
     gold_number = parse_number(gold)
     if gold_number is None:
         candidates = (formula[0] if formula else None, last_statement(completion))
-        return float(any(equality.answers_equal(gold, candidate) for candidate in candidates if candidate))
+        return float(any(answer_equality.answers_equal(gold, candidate) for candidate in candidates if candidate))
     if formula is not None and last_number(formula[1]) is None:  # the end is a formula: 3 is not $2\sqrt{3}$
-        return float(equality.answers_equal(gold, formula[0]))
+        return float(answer_equality.answers_equal(gold, formula[0]))
     return float(last_number(completion) == gold_number)
 
 
@@ -109,7 +109,7 @@ def soft_overlong(completion_ids: Sequence[int] | None, *, max_tokens: int, soft
 
 
 BUILTINS: dict[str, Builtin] = {
-    "math_answer": Builtin(math_answer, (0.0, 1.0), warm_up=equality.warm_up),
+    "math_answer": Builtin(math_answer, (0.0, 1.0), warm_up=answer_equality.warm_up),
     "exact_match": Builtin(exact_match, (0.0, 1.0)),
     "think_answer_format": Builtin(think_answer_format, (0.0, 1.0)),
     "tag_count": Builtin(tag_count, (0.0, 1.0)),

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pods_cluster.scoring.records import ScoreRequest
+from pods_cluster.scoring.score import ScoreRequest
 
 CallBatch = Callable[[Sequence[ScoreRequest]], Any]
 

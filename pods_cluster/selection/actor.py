@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pods_cluster.names import NAMESPACE, actor_name
-from pods_cluster.selection.assembly import Decision, GroupFate, SelectorCore
+from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.selection.bell import Bell
-from pods_cluster.selection.group import SelectorSettings
-from pods_cluster.selection.registry import resolve
+from pods_cluster.selection.group_assembler import SelectorSettings
+from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import SignalScope
+from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCore
 from pods_cluster.selection.stopping import Orders, Settling
 from pods_cluster.types import GroupId, GroupShard
 

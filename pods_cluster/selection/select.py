@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pods_cluster.selection.registry import Rule, resolve
+from pods_cluster.selection.rule_registry import Rule, resolve
 from pods_cluster.selection.rules import Floats, Indices, RuleContext, group_rng
 from pods_cluster.types import Fate, GroupId
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pods_cluster.telemetry.registry import Kind, Metric
+from pods_cluster.telemetry.metric_registry import Kind, Metric
 from pods_cluster.types import Fate
 
 GAUGE, COUNT, COUNTER = Kind.GAUGE, Kind.COUNT, Kind.COUNTER

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pods_cluster.telemetry.catalog import STAGES
-from pods_cluster.telemetry.record import Record, merge_steps
+from pods_cluster.telemetry.step_record import Record, merge_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ python -m pods_cluster.telemetry.metrics > docs/metrics.md
 from __future__ import annotations
 
 from pods_cluster.telemetry.catalog import SECTIONS
-from pods_cluster.telemetry.registry import Kind, Metric, MetricValueError, Registry, UnknownMetric
+from pods_cluster.telemetry.metric_registry import Kind, Metric, MetricValueError, Registry, UnknownMetric
 
 __all__ = ["Kind", "Metric", "MetricValueError", "Registry", "UnknownMetric", "registry"]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.telemetry.catalog import STAGES
-from pods_cluster.telemetry.format import compact, duration, percent, size, sparkline
+from pods_cluster.telemetry.number_format import compact, duration, percent, size, sparkline
 from pods_cluster.types import Fate
 
 if TYPE_CHECKING:

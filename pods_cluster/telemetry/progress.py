@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
-from pods_cluster.telemetry.format import compact, duration, percent, plain_text
+from pods_cluster.telemetry.number_format import compact, duration, percent, plain_text
 from pods_cluster.telemetry.panel import panel
 
 logger = logging.getLogger(__name__)

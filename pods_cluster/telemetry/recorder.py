@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pods_cluster.telemetry.derived import Totals
-from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.metrics import MetricValueError, Registry, registry
-from pods_cluster.telemetry.record import (
+from pods_cluster.telemetry.ratios import Totals
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, WandbSink
+from pods_cluster.telemetry.step_record import (
     RESERVED,
     Record,
     SampleGroup,
@@ -24,7 +25,6 @@ from pods_cluster.telemetry.record import (
     sample_record,
     step_record,
 )
-from pods_cluster.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, WandbSink
 
 logger = logging.getLogger(__name__)
 

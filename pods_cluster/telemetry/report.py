@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pods_cluster.telemetry.format import compact, duration, percent
+from pods_cluster.telemetry.number_format import compact, duration, percent
 from pods_cluster.telemetry.summary import EVALS, Summary
 from pods_cluster.types import Fate
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
-from pods_cluster.telemetry.record import Record
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.step_record import Record
 
 
 class SinkUnavailable(Exception):

@@ -10,8 +10,8 @@ from typing import Any
 
 from pods_cluster.telemetry.catalog import STAGES
 from pods_cluster.telemetry.figure import save_figures, stages_overlap
-from pods_cluster.telemetry.folder import RunFolder
-from pods_cluster.telemetry.record import Record, merge_steps
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.step_record import Record, merge_steps
 from pods_cluster.types import Fate
 
 EVALS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pods_cluster.weights.types import AdapterFactor, TensorSpec, WeightLoadError
+from pods_cluster.weights.protocol import AdapterFactor, TensorSpec, WeightLoadError
 
 if TYPE_CHECKING:
     from torch import Tensor

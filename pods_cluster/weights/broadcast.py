@@ -18,10 +18,7 @@ from typing import Any
 from pods_cluster.config import WeightsConfig
 from pods_cluster.weights.fingerprint import difference
 from pods_cluster.weights.neighbours import Neighbours
-from pods_cluster.weights.replies import error_of, identity, reason_of, reply_to
-from pods_cluster.weights.seating import Seating
-from pods_cluster.weights.transport import Deadline, first_line
-from pods_cluster.weights.types import (
+from pods_cluster.weights.protocol import (
     Invitation,
     TensorSpec,
     WeightLoadError,
@@ -30,6 +27,9 @@ from pods_cluster.weights.types import (
     WeightUpdate,
     plan_buckets,
 )
+from pods_cluster.weights.relay_plan import Seating
+from pods_cluster.weights.remote_calls import error_of, identity, reason_of, reply_to
+from pods_cluster.weights.transport import Deadline, first_line
 
 # The group as it is; a new one for all; one more for those whom only others made fail.
 _ATTEMPTS = 3

@@ -16,8 +16,8 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.transport import Closed, Deadline, bind, call_within, first_line, local_address
-from pods_cluster.weights.types import Invitation, WeightTransferError
 
 _SLICE = timedelta(milliseconds=50)
 _POLL_SECONDS = 0.01

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.transport import Closed, Deadline, bind, call_within, first_line
-from pods_cluster.weights.types import Invitation, WeightTransferError
 
 _POLL_SECONDS = 0.0002
 # Beyond vLLM's own limit for an abort (5 s).

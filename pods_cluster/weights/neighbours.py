@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pods_cluster.config import WeightsConfig
-from pods_cluster.weights.replies import identity, reason_of, reply_to
-from pods_cluster.weights.seating import Place, Seating, seat
+from pods_cluster.weights.relay_plan import Place, Seating, seat
+from pods_cluster.weights.remote_calls import identity, reason_of, reply_to
 
 
 class Neighbours:

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pods_cluster.weights import wire
-from pods_cluster.weights.transport import Closed, Deadline, Pending, TransferGroup, first_line, join
-from pods_cluster.weights.types import (
+from pods_cluster.weights import buckets
+from pods_cluster.weights.protocol import (
     Invitation,
     TensorSpec,
     WeightLoadError,
     WeightTransferError,
     WeightUpdate,
 )
+from pods_cluster.weights.transport import Closed, Deadline, Pending, TransferGroup, first_line, join
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +76,11 @@ class Receiver:
 
         if group.checks_updates:
             self._check_digest(group, update, deadline)
-        largest = wire.largest_bucket(update)
+        largest = buckets.largest_bucket(update)
         buffers = [torch.empty(largest, dtype=torch.uint8, device=group.device) for _ in update.buckets[:2]]
-        views = [buffers[turn % 2][: wire.bucket_bytes(update, bucket)] for turn, bucket in enumerate(update.buckets)]
+        views = [
+            buffers[turn % 2][: buckets.bucket_bytes(update, bucket)] for turn, bucket in enumerate(update.buckets)
+        ]
         coming: Pending | None = group.start(views[0], deadline) if views else None
         for turn, (start, stop) in enumerate(update.buckets):
             assert coming is not None
@@ -88,7 +90,7 @@ class Receiver:
             if self._closed:
                 raise WeightTransferError(f"weights group {self.invitation.name}: closed")
             try:
-                sink(wire.unpack(views[turn], update.tensors[start:stop]))
+                sink(buckets.unpack(views[turn], update.tensors[start:stop]))
             except WeightTransferError:
                 raise
             except Exception as error:
@@ -102,9 +104,9 @@ class Receiver:
     def _check_digest(self, group: TransferGroup, update: WeightUpdate, deadline: Deadline) -> None:
         import torch
 
-        sent = torch.empty(wire.DIGEST_BYTES, dtype=torch.uint8, device=group.device)
+        sent = torch.empty(buckets.DIGEST_BYTES, dtype=torch.uint8, device=group.device)
         group.start(sent, deadline).wait(deadline)
-        if bytes(sent.tolist()) != wire.digest(update):
+        if bytes(sent.tolist()) != buckets.digest(update):
             raise WeightTransferError(
                 f"weights group {self.invitation.name}: the learner sends another update than version {update.version} "
                 "as it was announced here"

@@ -15,7 +15,8 @@ import time
 
 import torch
 
-from pods_cluster.weights import relay_wire as wire
+from pods_cluster.weights import relay_socket as wire
+from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.transport import (
     Closed,
     Deadline,
@@ -24,7 +25,6 @@ from pods_cluster.weights.transport import (
     TransferGroup,
     join_members,
 )
-from pods_cluster.weights.types import Invitation, WeightTransferError
 
 _POLL_SECONDS = 0.02
 

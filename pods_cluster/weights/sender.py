@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pods_cluster.weights import wire
+from pods_cluster.weights import buckets
 from pods_cluster.weights.fingerprint import fingerprints
+from pods_cluster.weights.protocol import (
+    TensorSpec,
+    WeightSource,
+    WeightTransferError,
+    WeightUpdate,
+    plan_buckets,
+)
 from pods_cluster.weights.transport import (
     Closed,
     Deadline,
@@ -15,13 +22,6 @@ from pods_cluster.weights.transport import (
     call_within,
     listen,
     local_address,
-)
-from pods_cluster.weights.types import (
-    TensorSpec,
-    WeightSource,
-    WeightTransferError,
-    WeightUpdate,
-    plan_buckets,
 )
 
 if TYPE_CHECKING:
@@ -186,13 +186,13 @@ class _Transfer:
 
         if self._group is None:
             raise WeightTransferError(f"version {self._update.version}: the learner is in no broadcast group")
-        size = wire.largest_bucket(self._update)
+        size = buckets.largest_bucket(self._update)
         if any(buffer.numel() < size or buffer.device != self._group.device for buffer in self.buffers):
             self.buffers = []
         while len(self.buffers) < min(2, len(self._update.buckets)):
             self.buffers.append(torch.empty(size, dtype=torch.uint8, device=self._group.device))
         if self._group.checks_updates:
-            header = torch.tensor(list(wire.digest(self._update)), dtype=torch.uint8, device=self._group.device)
+            header = torch.tensor(list(buckets.digest(self._update)), dtype=torch.uint8, device=self._group.device)
             self._group.start(header, self._deadline).wait(self._deadline)
 
     def send(self, turn: int, tensors: list[Tensor]) -> None:
@@ -200,8 +200,8 @@ class _Transfer:
         if turn >= 2:
             self._pending[turn - 2].wait(self._deadline)
         bucket = self._update.buckets[turn]
-        buffer = self.buffers[turn % 2][: wire.bucket_bytes(self._update, bucket)]
-        wire.pack(tensors, self._update.tensors[bucket[0] : bucket[1]], buffer)
+        buffer = self.buffers[turn % 2][: buckets.bucket_bytes(self._update, bucket)]
+        buckets.pack(tensors, self._update.tensors[bucket[0] : bucket[1]], buffer)
         self._pending.append(self._group.start(buffer, self._deadline))
 
     def finish(self) -> None:

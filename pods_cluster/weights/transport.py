@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pods_cluster.weights.types import Invitation, WeightTransferError
+from pods_cluster.weights.protocol import Invitation, WeightTransferError
 
 if TYPE_CHECKING:
     import torch

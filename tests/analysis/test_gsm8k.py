@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks import gsm8k
 from benchmarks.gsm8k import analyse, first_and_last, gain
-from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.summary import write_summary
 from tests.dashboard.made import sample
 

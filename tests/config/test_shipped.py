@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
+from pods_cluster.client.check import check
+from pods_cluster.client.demo import CONFIG as QUICKSTART
+from pods_cluster.client.run_plan import plan_of
 from pods_cluster.config import Config, load_config
 from pods_cluster.data.errors import DataError
-from pods_cluster.service.check import check
-from pods_cluster.service.demo import CONFIG as QUICKSTART
-from pods_cluster.service.plan import plan_of
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

@@ -14,8 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
-from pods_cluster.dashboard.tokens import Token
 from tests.dashboard.made import make_run
 
 SECRET = "correct-horse-battery-staple"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pods_cluster.config import dump_config, load_config
-from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
-from pods_cluster.telemetry.record import Record, SampleGroup, sample_record, step_record
 from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.step_record import Record, SampleGroup, sample_record, step_record
 from pods_cluster.types import GroupId
 from tests.telemetry.synthetic import rollouts, told_steps
 

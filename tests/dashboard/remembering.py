@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pods_cluster.dashboard.controls import ControlFailed, LiveStatus, NotLive
+from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive
 
 
 class Remembering:

@@ -7,9 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
 from pods_cluster.dashboard.prometheus import series_name
-from pods_cluster.dashboard.tokens import Token
 from tests.dashboard.conftest import SECRET, connect
 from tests.dashboard.made import HOSTILE, append, make_run, step_line
 from tests.telemetry.synthetic import told_steps

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.dashboard.columns import MAX_METRICS, Columns, plain
-from pods_cluster.telemetry.record import merge_steps
+from pods_cluster.telemetry.step_record import merge_steps
 
 
 def filled(steps: int, **metrics: list[float]) -> Columns:

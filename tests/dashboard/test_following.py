@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pods_cluster.dashboard import history, lines, view
+from pods_cluster.dashboard import history, run_view
 from pods_cluster.dashboard.history import History
-from pods_cluster.dashboard.lines import LineTail, newest, parse, sample_lines
-from pods_cluster.dashboard.view import RunView
-from pods_cluster.dashboard.watch import DashboardError, Runs
-from pods_cluster.telemetry.folder import RunFolder
-from pods_cluster.telemetry.record import resume_marker
+from pods_cluster.dashboard.run_view import RunView
+from pods_cluster.dashboard.watcher import DashboardError, Runs
+from pods_cluster.telemetry.line_tail import LineTail, newest, parse, sample_lines
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.step_record import resume_marker
 from tests.dashboard.made import append, make_run, sample_line, step_line
 
 
@@ -50,7 +50,7 @@ def test_a_line_longer_than_a_slice_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_an_endless_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1024)
+    monkeypatch.setattr(line_tail, "LONGEST_LINE", 1024)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"x" * 5000 + b'\n{"step": 1}\n')
     tail = LineTail(path)
@@ -188,9 +188,9 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     found.advance()
     written = folder.metrics.stat().st_mtime
     assert found.status(now=written + 5)[0] == "running"
-    assert found.status(now=written + 2 * view.SILENT_AFTER)[0] == "silent"
+    assert found.status(now=written + 2 * run_view.SILENT_AFTER)[0] == "silent"
     with folder.lock():
-        assert found.status(now=written + 2 * view.SILENT_AFTER)[0] == "running"
+        assert found.status(now=written + 2 * run_view.SILENT_AFTER)[0] == "running"
     append(folder.events, {"kind": "finished", "text": "stopped at step 3: asked", "level": "info"})
     found.advance()
     assert found.status()[0] == "stopped"
@@ -225,7 +225,7 @@ def test_runs_come_and_go(tmp_path: Path) -> None:
 
 
 def test_open_runs_are_closed_when_they_take_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pods_cluster.dashboard.watch.MEMORY_BYTES", 150_000)
+    monkeypatch.setattr("pods_cluster.dashboard.watcher.MEMORY_BYTES", 150_000)
     for name in ("a", "b", "c", "d"):
         make_run(tmp_path, name, 200)
     runs = Runs([tmp_path])

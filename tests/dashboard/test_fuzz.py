@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
-from pods_cluster.dashboard.limits import RateLimit
-from pods_cluster.dashboard.tokens import Token
+from pods_cluster.dashboard.rate_limit import RateLimit
 from tests.dashboard.conftest import SECRET
 from tests.dashboard.made import make_run
 from tests.dashboard.remembering import Remembering

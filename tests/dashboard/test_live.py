@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from pods_cluster.dashboard.controls import ControlFailed, NotLive
-from pods_cluster.dashboard.live import NAMESPACE, RayControls
+from pods_cluster.client.controls import ControlFailed, NotLive
+from pods_cluster.client.ray_controls import NAMESPACE, RayControls
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_calls_reach_the_controller_by_name(cluster: None, monkeypatch: pytest.M
     asyncio.run(ask())
     assert ray.get(actor.heard.remote()) == [("scale", 3, None), ("stop", "enough")]
 
-    monkeypatch.setattr("pods_cluster.dashboard.live.CALL_SECONDS", 0.5)
+    monkeypatch.setattr("pods_cluster.client.ray_controls.CALL_SECONDS", 0.5)
     with pytest.raises(ControlFailed, match="did not answer in"):
         asyncio.run(controls.stop("run", "hang"))
     ray.kill(actor)

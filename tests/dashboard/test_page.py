@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
-from pods_cluster.dashboard.tokens import Token
 from tests.dashboard.conftest import SECRET, Served
 from tests.dashboard.made import HOSTILE, append, make_run, step_line
 

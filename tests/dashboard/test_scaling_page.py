@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import ray
 
+from pods_cluster.actor_names import NAMESPACE
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.client.reach import controls_of
 from pods_cluster.config import load_config
+from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
-from pods_cluster.dashboard.tokens import Token
-from pods_cluster.names import NAMESPACE
-from pods_cluster.service import checkpoints
-from pods_cluster.service.controller import start_controller
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.service.reach import controls_of
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.run import checkpoints
+from pods_cluster.run.controller import start_controller
+from pods_cluster.telemetry.run_folder import RunFolder
 from tests.dashboard.conftest import SECRET, Served
 from tests.dashboard.test_page import CHROMIUM, browser, page, until  # noqa: F401 (fixtures)
 from tests.service.conftest import Made, made_in

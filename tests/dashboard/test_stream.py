@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
 from pods_cluster.dashboard.hub import QUEUED, Hub, TooManyListeners, encode
-from pods_cluster.dashboard.tokens import Token
 from tests.dashboard.conftest import SECRET, Served
 from tests.dashboard.made import HOSTILE, append, make_run, sample_line, step_line
 

@@ -133,7 +133,7 @@ def test_the_light_tokenizer_equals_the_real_one(
     name: str, tokenizer_folders: dict[str, Path], tmp_path: Path, make_config: Callable[..., Config]
 ) -> None:
     if name == "quickstart":
-        from pods_cluster.quickstart.tokenizer import build_tokenizer
+        from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 
         build_tokenizer().save_pretrained(tmp_path)
     folder = tmp_path if name == "quickstart" else tokenizer_folders[name]

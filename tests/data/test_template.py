@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pods_cluster.data import DataError
-from pods_cluster.data.template import TEMPLATES, fill_template, resolve_template
+from pods_cluster.data.prompt_template import TEMPLATES, fill_template, resolve_template
 
 
 def test_named_templates() -> None:

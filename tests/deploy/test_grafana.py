@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from pods_cluster.dashboard.prometheus import exposition, series_name
-from pods_cluster.dashboard.watch import Runs
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.dashboard.watcher import Runs
 from pods_cluster.telemetry.metrics import Kind, registry
 from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "pods.json").read_text())

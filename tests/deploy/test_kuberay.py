@@ -13,7 +13,7 @@ import yaml
 
 from pods_cluster.config import load_config
 from pods_cluster.generation.placement import RESOURCE as GENERATOR
-from pods_cluster.learning.ranks import RESOURCE as LEARNER
+from pods_cluster.learning.rank_actors import RESOURCE as LEARNER
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy" / "kuberay"

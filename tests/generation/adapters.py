@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from pods_cluster.config import LoraConfig
 from pods_cluster.learning.forward import inner
-from pods_cluster.learning.model import add_adapters
-from pods_cluster.learning.source import AdapterWeights, LearnerWeights
+from pods_cluster.learning.policy_model import add_adapters
+from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
 
 from .learner import Learner
 

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from pods_cluster.config import Config, build_config
-from pods_cluster.quickstart.model import ModelSize, build_model
-from pods_cluster.quickstart.tokenizer import build_tokenizer
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
+from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 
 VOCABULARY = 40
 EOS = 2

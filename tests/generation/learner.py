@@ -9,8 +9,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.types import (
+from pods_cluster.weights.protocol import (
     Invitation,
     TensorSpec,
     WeightSource,
@@ -18,6 +17,7 @@ from pods_cluster.weights.types import (
     WeightUpdate,
     plan_buckets,
 )
+from pods_cluster.weights.sender import WeightSender
 
 TIMEOUT = 30.0
 

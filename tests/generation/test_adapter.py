@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.transformers_engine import TransformersEngine
+from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.types import GroupId, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference, fingerprint
-from pods_cluster.weights.types import WeightTransferError
+from pods_cluster.weights.protocol import WeightTransferError
 
 from .adapters import AdaptedModel
 from .conftest import EOS, build

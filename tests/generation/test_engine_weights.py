@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.paced_engine import PacedEngine
-from pods_cluster.generation.transformers_engine import TransformersEngine
+from pods_cluster.generation.engines.builtin.engine import TransformersEngine
+from pods_cluster.generation.engines.paced.engine import PacedEngine
 from pods_cluster.types import FinishReason, GroupId, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import fingerprint
-from pods_cluster.weights.types import WeightTransferError
+from pods_cluster.weights.protocol import WeightTransferError
 
 from .conftest import EOS, build
 from .learner import Learner

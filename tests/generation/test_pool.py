@@ -15,11 +15,11 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.hand_over import unpack
+from pods_cluster.generation.engines.builtin.engine import TransformersEngine
+from pods_cluster.generation.kept_rollouts import unpack
+from pods_cluster.generation.messages import GeneratorError, GroupRequest, Portion
 from pods_cluster.generation.pool import GeneratorPool
-from pods_cluster.generation.records import GeneratorError, GroupRequest, Portion
-from pods_cluster.generation.transformers_engine import TransformersEngine
-from pods_cluster.quickstart.tokenizer import build_tokenizer
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.types import (
     FinishReason,
     GroupId,

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.generation import sampling
-from pods_cluster.generation.sampling import restrict, sample, stream_key, uniforms
+from pods_cluster.generation.engines import sampling
+from pods_cluster.generation.engines.sampling import restrict, sample, stream_key, uniforms
 from pods_cluster.types import GroupId
 
 

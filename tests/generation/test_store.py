@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from pods_cluster.generation import store as store_module
+from pods_cluster.generation import rollout_store as store_module
+from pods_cluster.generation.messages import GeneratorError, GroupRequest
 from pods_cluster.generation.rate import LONG_WINDOWS, RateMeter
-from pods_cluster.generation.records import GeneratorError, GroupRequest
-from pods_cluster.generation.shards import Reporter, build_shard
-from pods_cluster.generation.store import RolloutStore
+from pods_cluster.generation.reporter import Reporter, build_shard
+from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.types import FinishReason, GroupId, GroupShard, Prompt, Rollout, SamplingParams
 
 GROUP = GroupId(0, 3)

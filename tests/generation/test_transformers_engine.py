@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.transformers_engine import TransformersEngine
+from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.types import FinishReason, GroupId, Rollout, RolloutRequest, SamplingParams
 
 from .conftest import ARCHITECTURES, CONTEXT, EOS, VOCABULARY, build

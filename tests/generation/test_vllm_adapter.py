@@ -10,7 +10,7 @@ import torch
 
 from pods_cluster.types import GroupId, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference
-from pods_cluster.weights.types import WeightTransferError
+from pods_cluster.weights.protocol import WeightTransferError
 
 from .adapters import AdaptedModel
 from .learner import Learner
@@ -18,7 +18,7 @@ from .test_vllm_engine import Engines, build, config, finish, forced, greedy
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
-from pods_cluster.generation.vllm_engine import VllmEngine, make_vllm_engine  # noqa: E402
+from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from pods_cluster.weights.fingerprint import difference, fingerprints
-from pods_cluster.weights.types import WeightLoadError, WeightTransferError
+from pods_cluster.weights.protocol import WeightLoadError, WeightTransferError
 
 from .learner import Learner
 from .test_vllm_engine import PROMPT, Engines, build, config, finish, greedy, publish, request, run, unending
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
-from pods_cluster.generation.vllm_engine import VllmEngine, make_vllm_engine  # noqa: E402
-from pods_cluster.weights.vllm_direct import DirectLoader  # noqa: E402
+from pods_cluster.generation.engines.vllm.direct_load import DirectLoader  # noqa: E402
+from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

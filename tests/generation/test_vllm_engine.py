@@ -19,18 +19,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.hand_over import unpack
+from pods_cluster.generation.kept_rollouts import unpack
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference, fingerprints
-from pods_cluster.weights.types import Invitation, WeightLoadError, WeightTransferError
+from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError
 
 from .conftest import EOS, VOCABULARY
 from .learner import Learner
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
-from pods_cluster.generation.vllm_engine import VllmEngine, make_vllm_engine  # noqa: E402
-from pods_cluster.generation.vllm_start import describe  # noqa: E402
+from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
+from pods_cluster.generation.engines.vllm.start import describe  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -537,9 +537,9 @@ def test_failed_starts_say_what_to_change(message: str, advice: str) -> None:
 
 
 def test_a_worker_generates_and_scores_with_it(engines: Engines, tmp_path: Path) -> None:
-    from pods_cluster.generation.records import GroupRequest
+    from pods_cluster.generation.messages import GroupRequest
     from pods_cluster.generation.worker import GeneratorWorker
-    from pods_cluster.quickstart.tokenizer import build_tokenizer
+    from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 
     engines.close()
     tokenizer = build_tokenizer()

@@ -9,7 +9,7 @@ import pytest
 
 from pods_cluster.types import FinishReason
 from pods_cluster.weights.fingerprint import difference, fingerprints
-from pods_cluster.weights.types import WeightLoadError
+from pods_cluster.weights.protocol import WeightLoadError
 
 from . import test_vllm_adapter as adapter
 from .adapters import AdaptedModel
@@ -17,7 +17,7 @@ from .test_vllm_engine import PROMPT, Engines, build, config, finish, forced, gr
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
-from pods_cluster.generation.vllm_engine import VllmEngine, make_vllm_engine  # noqa: E402
+from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -29,7 +29,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
-from pods_cluster.generation import vllm_compat, vllm_scheduler  # noqa: E402
+from pods_cluster.generation.engines.vllm import compat, scheduler  # noqa: E402
 from pods_cluster.types import SamplingParams  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -100,7 +100,7 @@ class Driver:
         self.requests: dict[str, Request] = {}
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        params = vllm_compat.make_params(SamplingParams(max_tokens=max_tokens), (END,), 1, logprobs=True)
+        params = compat.make_params(SamplingParams(max_tokens=max_tokens), (END,), 1, logprobs=True)
         request = Request(
             name, list(prompt), params, None, arrival_time=float(len(self.requests)), block_hasher=self._hasher
         )
@@ -129,7 +129,7 @@ class Driver:
         output, result = self._queue.popleft()
         found: dict[str, Any] = {}
         for one in self.scheduler.update_from_output(output, result).get(0, _Nothing).outputs:
-            if (many := vllm_compat.decoded(one)) is None:
+            if (many := compat.decoded(one)) is None:
                 values = one.new_logprobs.logprobs[:, 0].tolist() if one.new_logprobs else None
                 reason = None if one.finish_reason is None else str(one.finish_reason)
                 found[one.request_id] = (one.new_token_ids, values, reason)
@@ -221,11 +221,7 @@ ACTIONS = st.one_of(
 def test_the_same_steps_and_results_as_vllms_scheduler(
     engine_config: Hidden, asynchronous: bool, second_runner: bool, actions: list[tuple[str, Any]], blocks: int
 ) -> None:
-    kinds = (
-        (AsyncScheduler, vllm_scheduler.AsyncDecodeScheduler)
-        if asynchronous
-        else (Scheduler, vllm_scheduler.DecodeScheduler)
-    )
+    kinds = (AsyncScheduler, scheduler.AsyncDecodeScheduler) if asynchronous else (Scheduler, scheduler.DecodeScheduler)
     theirs, ours = (Driver(kind, engine_config, blocks, 1 + asynchronous, second_runner) for kind in kinds)
     for action, value in [*actions, ("steps", 400)]:
         if action == "add":
@@ -255,7 +251,7 @@ def test_decoding_steps_go_the_short_way(
     engine_config: Hidden, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only steps with a prefill chunk or too little room take vLLM's loops; admission goes along with decoding."""
-    kind = vllm_scheduler.AsyncDecodeScheduler if asynchronous else vllm_scheduler.DecodeScheduler
+    kind = scheduler.AsyncDecodeScheduler if asynchronous else scheduler.DecodeScheduler
     driver = Driver(kind, engine_config, 90, 1 + asynchronous, asynchronous)
     shared: list[int] = []
     take = driver.scheduler._take
@@ -280,13 +276,13 @@ def test_decoding_steps_go_the_short_way(
 
 
 def test_requests_that_need_more_go_vllms_way(engine_config: Hidden) -> None:
-    driver = Driver(vllm_scheduler.DecodeScheduler, engine_config, 90, 1, False)
+    driver = Driver(scheduler.DecodeScheduler, engine_config, 90, 1, False)
     driver.add("plain", [1, 2, 3], 6)
     driver.add("least", [4, 5, 6], 6)
     request = driver.requests["least"]
     assert request.sampling_params is not None
     request.sampling_params.min_tokens = 3
-    request.short_way_ends = vllm_scheduler._ends(request)  # type: ignore[attr-defined]
+    request.short_way_ends = scheduler._ends(request)  # type: ignore[attr-defined]
     assert request.short_way_ends is None  # type: ignore[attr-defined]
     while driver.scheduler.has_requests():
         driver.step()

@@ -21,7 +21,7 @@ from .test_vllm_engine import PROMPT, Engines, build, config, finish, forced, gr
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
-from pods_cluster.generation.vllm_engine import VllmEngine, make_vllm_engine  # noqa: E402
+from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

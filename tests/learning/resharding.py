@@ -13,9 +13,9 @@ import torch
 
 from learning.support import config_for, make_step
 from pods_cluster.config import Config
-from pods_cluster.learning import checkpoint
-from pods_cluster.learning.group import plan_settings
-from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning import rank_checkpoint
+from pods_cluster.learning.learner_group import plan_settings
+from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer
 
 RATES = [1e-2, 3e-3, 8e-3, 5e-3]
@@ -56,16 +56,16 @@ def first_half(case: str, model: Path, folder: Path, rank: int, ranks: int) -> d
     config = config_of(case, model, ranks, 0)
     trainer = Trainer(config, rank, ranks)
     losses = steps(trainer, config, 0)
-    checkpoint.save(trainer, folder / case, ranks)
+    rank_checkpoint.save(trainer, folder / case, ranks)
     return {"losses": losses, "weights": weights(trainer)}
 
 
 def second_half(case: str, model: Path, folder: Path, rank: int, ranks: int) -> dict[str, Any]:
     config = config_of(case, model, ranks, 1)
     trainer = Trainer(config, rank, ranks)
-    checkpoint.load(trainer, folder / case, ranks)
+    rank_checkpoint.load(trainer, folder / case, ranks)
     loaded = weights(trainer)
-    checkpoint.save(trainer, folder / f"{case}-again", ranks)
+    rank_checkpoint.save(trainer, folder / f"{case}-again", ranks)
     losses = steps(trainer, config, 1)
     return {"losses": losses, "loaded": loaded, "weights": weights(trainer)}
 

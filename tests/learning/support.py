@@ -21,7 +21,7 @@ Rollouts = dict[Locator, Rollout]
 
 def save_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
     """A random Qwen2 of about 70,000 parameters (head dimension 32), float32, with the quickstart's tokenizer."""
-    from pods_cluster.quickstart.tokenizer import build_tokenizer
+    from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 
     torch.manual_seed(seed)
     config = Qwen2Config(

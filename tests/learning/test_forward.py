@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from pods_cluster.learning.forward import Policy, collate
-from pods_cluster.learning.head import LogProbLinear
+from pods_cluster.learning.log_probs import LogProbLinear
 
 from .support import make_step, save_model, true_log_probs
 

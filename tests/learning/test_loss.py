@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.learning.loss import LossSettings, grpo_loss
-from pods_cluster.learning.sums import Sums, summarise
+from pods_cluster.learning.step_sums import Sums, summarise
 
 numbers = st.floats(-3, 3, width=32)
 tokens = st.lists(

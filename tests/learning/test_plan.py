@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.learning.plan import PlanError, PlanSettings, plan_step
+from pods_cluster.learning.step_plan import PlanError, PlanSettings, plan_step
 from pods_cluster.types import GroupId, Locator, Selection
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from pods_cluster.learning import checkpoint
+from pods_cluster.learning import rank_checkpoint
 from pods_cluster.learning.trainer import Trainer
 
 from . import resharding
@@ -84,9 +84,9 @@ def test_adapters_and_half_precision_go_on_as_without_a_change(changed, model_fo
 def test_a_trained_rank_goes_back_to_before_its_first_step(one_rank, model_folder, tmp_path, case):
     config = config_of(case, model_folder, 1, 0)
     trainer = Trainer(config, 0, 1)
-    checkpoint.save(trainer, tmp_path / "start", 1)
+    rank_checkpoint.save(trainer, tmp_path / "start", 1)
     losses, trained = steps(trainer, config, 0), resharding.weights(trainer)
-    checkpoint.load(trainer, tmp_path / "start", 1)
+    rank_checkpoint.load(trainer, tmp_path / "start", 1)
     assert steps(trainer, config, 0) == losses
     for name, tensor in resharding.weights(trainer).items():
         assert torch.equal(tensor, trained[name]), name
@@ -98,8 +98,10 @@ def test_a_missing_file_is_named(changed, one_rank, model_folder, tmp_path):
         if not path.name.startswith("fragments-00001"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     trainer = Trainer(config_of("zero3", model_folder, 1, 0), 0, 1)
-    with pytest.raises(checkpoint.LearnerCheckpointError, match=r"incomplete learner checkpoint.*files are missing"):
-        checkpoint.load(trainer, tmp_path, 1)
+    with pytest.raises(
+        rank_checkpoint.LearnerCheckpointError, match=r"incomplete learner checkpoint.*files are missing"
+    ):
+        rank_checkpoint.load(trainer, tmp_path, 1)
 
 
 def test_another_model_is_refused(changed, one_rank, model_folder, tmp_path):
@@ -108,14 +110,14 @@ def test_another_model_is_refused(changed, one_rank, model_folder, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     told = meta(tmp_path)
     told["shapes"]["model.model.norm.weight"] = [128]
-    (tmp_path / checkpoint.META_FILE).write_text(json.dumps(told))
+    (tmp_path / rank_checkpoint.META_FILE).write_text(json.dumps(told))
     trainer = Trainer(config_of("zero3", model_folder, 1, 0), 0, 1)
-    with pytest.raises(checkpoint.LearnerCheckpointError, match=r"holds model\.model\.norm\.weight as \(128,\)"):
-        checkpoint.load(trainer, tmp_path, 1)
+    with pytest.raises(rank_checkpoint.LearnerCheckpointError, match=r"holds model\.model\.norm\.weight as \(128,\)"):
+        rank_checkpoint.load(trainer, tmp_path, 1)
 
 
 def meta(folder):
-    return json.loads((folder / checkpoint.META_FILE).read_text())
+    return json.loads((folder / rank_checkpoint.META_FILE).read_text())
 
 
 def whole(folder):

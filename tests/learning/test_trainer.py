@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pods_cluster.learning.forward import Policy, collate
-from pods_cluster.learning.group import plan_settings
-from pods_cluster.learning.model import ModelError, load_model, parameter_groups
-from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning.learner_group import plan_settings
+from pods_cluster.learning.policy_model import ModelError, load_model, parameter_groups
+from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer, correction_is_on
 
 from .support import OneBigBatch, config_for, make_step, true_log_probs
@@ -77,7 +77,7 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
 def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, model_folder, tmp_path, stage):
     import peft
 
-    from pods_cluster.learning import checkpoint
+    from pods_cluster.learning import rank_checkpoint
 
     config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, kl={"coefficient": 0.1}, zero_stage=stage)
     trainer, results = run(config)
@@ -102,7 +102,7 @@ def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, mo
     assert results[0].sums.sums["kl"] == pytest.approx(0.0, abs=1e-4)  # adapters start at nothing …
     assert results[1].sums.sums["kl"] > 1e-3  # … and the reference is the base model
 
-    checkpoint.export(trainer, tmp_path / "export")
+    rank_checkpoint.export(trainer, tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     adapter = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "export" / "adapter"
@@ -116,11 +116,11 @@ def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, mo
 
 
 def test_a_bfloat16_model_is_merged_in_float32_and_then_cast(one_rank, model_folder, tmp_path):
-    from pods_cluster.learning import checkpoint
+    from pods_cluster.learning import rank_checkpoint
 
     config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, top={"model": {"dtype": "bfloat16"}})
     trainer, _ = run(config)
-    checkpoint.export(trainer, tmp_path / "export")
+    rank_checkpoint.export(trainer, tmp_path / "export")
     exported = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "export").named_parameters())
     base = dict(load_model(config.model).named_parameters())
     specs = trainer.sent.specs()
@@ -203,7 +203,7 @@ def test_vectors_do_not_decay(model_folder):
 def test_errors_name_the_field(model_folder, tmp_path):
     with pytest.raises(ModelError, match=r"model\.path: .*nothing-here"):
         load_model(config_for(tmp_path / "nothing-here").model)
-    from pods_cluster.learning.model import prepare
+    from pods_cluster.learning.policy_model import prepare
 
     config = config_for(model_folder, lora={"target_modules": ["no_such_layer"]})
     with pytest.raises(ModelError, match=r"learner\.lora\.target_modules"):

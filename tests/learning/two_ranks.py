@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from learning.support import config_for, make_step
-from pods_cluster.learning.group import plan_settings
-from pods_cluster.learning.plan import plan_step
+from pods_cluster.learning.learner_group import plan_settings
+from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer
 
 RATES = [1e-2, 3e-3]

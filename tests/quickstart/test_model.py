@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from pods_cluster.quickstart.batch import IGNORED, accuracy, encode, render_prompt
-from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.answer_batch import IGNORED, accuracy, encode, render_prompt
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import ALPHABET, make_splits, row
-from pods_cluster.quickstart.tokenizer import build_tokenizer
+from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 
 TINY = ModelSize(hidden=64, layers=1, heads=1, mlp=64)
 

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_cluster.quickstart import __main__ as cli
 from pods_cluster.quickstart import warm_start
-from pods_cluster.quickstart.batch import Accuracy, accuracy, encode
-from pods_cluster.quickstart.model import ModelSize
+from pods_cluster.quickstart.answer_batch import Accuracy, accuracy, encode
 from pods_cluster.quickstart.task import make_splits
+from pods_cluster.quickstart.tiny_model import ModelSize
 from pods_cluster.quickstart.warm_start import WarmStart, prepare
 
 SHORT = WarmStart(

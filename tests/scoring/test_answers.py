@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from pods_cluster.scoring.answers import (
+from pods_cluster.scoring.final_answer import (
     gold_answer,
     last_answer_tag,
     last_boxed,

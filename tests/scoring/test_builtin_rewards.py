@@ -2,6 +2,7 @@ r"""What the built-in rewards say of completions, the mistakes of earlier grader
 
 import pytest
 
+from pods_cluster.scoring.answer_equality import answers_equal
 from pods_cluster.scoring.builtin import (
     BUILTINS,
     boxed_format,
@@ -11,7 +12,6 @@ from pods_cluster.scoring.builtin import (
     tag_count,
     think_answer_format,
 )
-from pods_cluster.scoring.equality import answers_equal
 
 GSM8K = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\n9 * 2 = $<<9*2=18>>18.\n#### 18"
 

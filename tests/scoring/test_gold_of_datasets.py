@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pods_cluster.scoring.answers import gold_answer, parse_number
 from pods_cluster.scoring.builtin import math_answer
+from pods_cluster.scoring.final_answer import gold_answer, parse_number
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 

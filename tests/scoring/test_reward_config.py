@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pods_cluster.scoring import RewardConfigError, RewardSpec, ScoreRequest, check_rewards
-from pods_cluster.scoring.registry import load_reward
+from pods_cluster.scoring.reward_registry import load_reward
 
 USER = """
 def trl(prompts, completions, target, **kwargs):

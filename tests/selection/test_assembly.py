@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.selection.assembly import SelectorCore, SelectorSettings, ShardError
-from pods_cluster.selection.registry import RuleError, register_rule, resolve
+from pods_cluster.selection.rule_registry import RuleError, register_rule, resolve
+from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings, ShardError
 from pods_cluster.types import Fate, GroupId, Locator
 
 from .shards import shard

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pods_cluster.selection.registry import (
+from pods_cluster.selection.rule_registry import (
     RuleError,
     RuleOptionsError,
     UnknownRuleError,

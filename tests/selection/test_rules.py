@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.selection import rules
-from pods_cluster.selection.registry import known_rules, resolve
+from pods_cluster.selection.rule_registry import known_rules, resolve
 from pods_cluster.selection.rules import RuleContext, group_rng
 from pods_cluster.types import GroupId
 

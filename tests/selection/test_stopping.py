@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.selection.actor import SelectorActor
-from pods_cluster.selection.assembly import SelectorCore, SelectorSettings
-from pods_cluster.selection.registry import resolve
+from pods_cluster.selection.rule_registry import resolve
+from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings
 from pods_cluster.selection.stopping import Settling
 from pods_cluster.types import Fate, GroupId
 

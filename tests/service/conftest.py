@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pods_cluster.quickstart.model import ModelSize, build_model
+from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import make_splits, write_jsonl
-from pods_cluster.quickstart.tokenizer import build_tokenizer
+from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 
 # One thread a process: the pools share few cores, and OpenMP threads that spin on them slow everything down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

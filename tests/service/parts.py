@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.config import Config, parse_config
+from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, Portion
 from pods_cluster.generation.placement import NoRoom
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.generation.records import EvalRow, Failure, GeneratorError, Portion
-from pods_cluster.learning.group import LearnerError, ResizeError, StepResult
-from pods_cluster.selection.assembly import SelectorCore
-from pods_cluster.selection.group import SelectorSettings
-from pods_cluster.selection.registry import resolve
+from pods_cluster.learning.learner_group import LearnerError, ResizeError, StepResult
+from pods_cluster.run.settling import settling_of
+from pods_cluster.selection.group_assembler import SelectorSettings
+from pods_cluster.selection.rule_registry import resolve
+from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Orders
-from pods_cluster.service.settling import settling_of
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 

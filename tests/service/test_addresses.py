@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.client.ray_access import knock
 from pods_cluster.config import load_config
-from pods_cluster.service.cluster import ClusterError, connect
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.service.tokens import knock
+from pods_cluster.run.cluster import ClusterError, connect
 
 
 def test_ray_client_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:

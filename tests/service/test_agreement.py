@@ -13,13 +13,13 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
 from pods_cluster.data import load_prompts, load_tokenizer
+from pods_cluster.generation.messages import Portion
 from pods_cluster.generation.pool import GeneratorPool
-from pods_cluster.generation.records import Portion
-from pods_cluster.learning.group import LearnerGroup
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.service.selector_handle import SelectorHandle
+from pods_cluster.learning.learner_group import LearnerGroup
+from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.types import GroupId, Prompt, SamplingParams
 from pods_cluster.weights.broadcast import Broadcaster
 from pods_cluster.weights.fingerprint import difference

@@ -11,9 +11,9 @@ ASK = """
 import json, sys
 import ray
 from pods_cluster.config import load_config
-from pods_cluster.service.cluster import hint_autoscaler
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.service.scaling import Sizes
+from pods_cluster.run.cluster import hint_autoscaler
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.sizing.moves import Sizes
 from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.experimental.internal_kv import _internal_kv_get
 

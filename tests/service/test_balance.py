@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pods_cluster.cli import app
+from pods_cluster.client.calibrate import calibration_config
+from pods_cluster.client.cli import app
 from pods_cluster.config import ConfigError
-from pods_cluster.service.balance import Rates, Shape, live, rates_of, splits, stages
-from pods_cluster.service.balancing import Balancer
-from pods_cluster.service.calibrate import calibration_config
-from pods_cluster.service.cluster import nccl_can_reach
-from pods_cluster.service.pace import next_rollouts
+from pods_cluster.run.cluster import nccl_can_reach
+from pods_cluster.sizing.balance import Rates, Shape, live, rates_of, splits, stages
+from pods_cluster.sizing.balancing import Balancer
+from pods_cluster.sizing.pace import next_rollouts
 
 from .parts import YAML, loop_config
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pods_cluster.client import bundle, jobs
+from pods_cluster.client.bundle import BundleError, bundle_of
+from pods_cluster.client.jobs import JobError, exit_code, prepare
+from pods_cluster.client.paths import run_folder
 from pods_cluster.config import parse_config
-from pods_cluster.service import bundle, jobs
-from pods_cluster.service.bundle import BundleError, bundle_of
-from pods_cluster.service.jobs import JobError, exit_code, prepare
-from pods_cluster.service.paths import run_folder
 
 from .parts import YAML
 
@@ -82,7 +82,7 @@ def test_a_job_is_described_without_its_secrets(folder: Path):
         resume=True,
     )
     assert job.entrypoint == (
-        f"python -m pods_cluster.cli train configs/run.yaml run.steps=7 run.name=first-run "
+        f"python -m pods_cluster.client.cli train configs/run.yaml run.steps=7 run.name=first-run "
         f"run.dir={folder / 'runs'} --plain --resume"
     )
     assert "hf_secret" not in repr(job)

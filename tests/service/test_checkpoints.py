@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pods_cluster.service import checkpoints
+from pods_cluster.run import checkpoints
 
 
 def write(folder: Path, step: int, keep: int = 3) -> Path:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.telemetry.run_folder import RunFolder
 
 from .conftest import Made
 
@@ -36,7 +36,7 @@ SETTINGS = [
 
 
 def pods(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pods_cluster.cli", *arguments]
+    return [sys.executable, "-m", "pods_cluster.client.cli", *arguments]
 
 
 def arguments(made: Made, runs: Path, name: str) -> list[str]:
@@ -160,7 +160,7 @@ def test_what_cannot_run_is_refused_by_check(made: Made, tmp_path: Path, overrid
 def test_check_prints_plan_and_prompt_without_ray_or_torch(made: Made, tmp_path: Path):
     code = (
         "import sys; sys.argv = ['pods', 'check', *sys.argv[1:]]\n"
-        "from pods_cluster.cli import main\n"
+        "from pods_cluster.client.cli import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "assert not {'ray', 'torch', 'vllm'} & set(sys.modules), 'imported'\n"
     )
@@ -180,7 +180,7 @@ def test_check_prints_plan_and_prompt_without_ray_or_torch(made: Made, tmp_path:
 def test_the_controller_needs_neither_torch_nor_transformers():
     """The command imports it too: it would start three seconds later."""
     code = (
-        "import sys, pods_cluster.service.controller, pods_cluster.learning.sums\n"
+        "import sys, pods_cluster.run.controller, pods_cluster.learning.step_sums\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from pods_cluster.generation.records import EvalRow, EvalSample
-from pods_cluster.service.evaluation import evaluate
-from pods_cluster.service.run import Run
+from pods_cluster.generation.messages import EvalRow, EvalSample
+from pods_cluster.run.evaluation import evaluate
+from pods_cluster.run.loop import Run
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.types import Prompt, SamplingParams
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pods_cluster.client.demo import CONFIG
 from pods_cluster.quickstart.warm_start import WarmStart, prepare
-from pods_cluster.service.demo import CONFIG
 
 from .test_command import pods
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.run_folder import RunFolder
 
 from .conftest import Made
 
@@ -99,7 +99,7 @@ def test_a_job_runs_with_its_log_its_secret_and_its_exit_code(head: Head, made: 
 
     def submit(name: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         overrides = [*made.overrides(tmp_path / "runs"), *SETTINGS, "reward.0.name=mine.py:reward", name, *arguments]
-        command = [sys.executable, "-m", "pods_cluster.cli", "submit", "run.yaml", *overrides]
+        command = [sys.executable, "-m", "pods_cluster.client.cli", "submit", "run.yaml", *overrides]
         return subprocess.run(
             [*command, "--address", head.server, "--env", "MY_SECRET"], cwd=tmp_path, capture_output=True, text=True,
             env={**head.env, "MY_SECRET": SECRET}, timeout=200, check=False,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.service import run as run_module
+from pods_cluster.run import loop as run_module
 from pods_cluster.types import Fate, GroupId
 
 from .parts import loop_config

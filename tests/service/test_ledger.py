@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.service.ledger import Ledger, LedgerError
+from pods_cluster.run.staleness_ledger import Ledger, LedgerError
 from pods_cluster.types import Fate, GroupId
 
 

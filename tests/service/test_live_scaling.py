@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import ray
 
+from pods_cluster.actor_names import NAMESPACE
+from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import load_config
-from pods_cluster.names import NAMESPACE
-from pods_cluster.service.controller import start_controller
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.service.places import LIVE_FILE
-from pods_cluster.service.scaling import ScaleError
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.run.controller import start_controller
+from pods_cluster.run.live_file import LIVE_FILE
+from pods_cluster.sizing.moves import ScaleError
+from pods_cluster.telemetry.run_folder import RunFolder
 
 from .conftest import Made
 

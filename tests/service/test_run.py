@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from pods_cluster.config import Config, dump_config
-from pods_cluster.generation.records import Failure
-from pods_cluster.service import assembly, checkpoints
-from pods_cluster.service.run import Run, RunError
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.generation.messages import Failure
+from pods_cluster.run import checkpoints
+from pods_cluster.run.loop import Run, RunError
 from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.types import Fate, GroupId
 
 from .parts import CoreSelector, Learners, Pool, Publisher, Stream, loop_config
@@ -64,7 +64,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(assembly, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
 
 
 def test_each_step_trains_its_prompts_once_on_the_newest_weights(tmp_path: Path):

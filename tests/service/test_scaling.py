@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.generation.records import Failure
-from pods_cluster.learning.ranks import LearnerError
-from pods_cluster.service import assembly, checkpoints, scaler
-from pods_cluster.service.scaling import Moves, Pools, ScaleError, Sizes, check_request, describe, moves, rebuild_due
+from pods_cluster.generation.messages import Failure
+from pods_cluster.learning.rank_actors import LearnerError
+from pods_cluster.run import checkpoints
+from pods_cluster.sizing import scaler
+from pods_cluster.sizing.moves import Moves, Pools, ScaleError, Sizes, check_request, describe, moves, rebuild_due
 from pods_cluster.types import Fate, GroupId
 
 from .parts import loop_config
@@ -23,7 +24,7 @@ from .test_run import Loop
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(assembly, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(scaler, "PATIENCE", 0.005)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import ray
 
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.client.driver import train
 from pods_cluster.config import load_config
-from pods_cluster.service.demo import CONFIG
-from pods_cluster.service.driver import train
-from pods_cluster.telemetry.folder import RunFolder
+from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.types import Fate
 
 from .conftest import Made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_cluster.config import ConfigError
-from pods_cluster.service.settling import settling_of
+from pods_cluster.run.settling import settling_of
 
 from .parts import loop_config
 

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pods_cluster.service import assembly
 from pods_cluster.telemetry import recorder as recorders
 from pods_cluster.telemetry.recorder import Recorder
 
@@ -25,7 +24,7 @@ from .test_run import Loop
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
 
 
 def with_files_on_a_full_disk(loop: Loop) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
+from pods_cluster.generation.messages import Failure, GeneratorError, Portion
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.generation.records import Failure, GeneratorError, Portion
-from pods_cluster.learning.group import StepResult
-from pods_cluster.service.ledger import Ledger
-from pods_cluster.service.run import Run
+from pods_cluster.learning.learner_group import StepResult
+from pods_cluster.run.loop import Run
+from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.telemetry.metrics import registry
 from pods_cluster.types import Fate, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pods_cluster.telemetry.folder import RunFolder, RunFolderError, find_runs
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
+from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError, find_runs
 
 
 def test_a_new_run_has_its_parts(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "one", "")
     code = f"""
-        from pods_cluster.telemetry.folder import RunFolder, RunFolderError
+        from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
         try:
             with RunFolder.open({str(folder.path)!r}).lock():
                 print("locked")

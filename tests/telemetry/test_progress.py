@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from rich.console import Console
 
-from pods_cluster.telemetry.format import compact, duration, percent, plain_text, size, sparkline
+from pods_cluster.telemetry.number_format import compact, duration, percent, plain_text, size, sparkline
 from pods_cluster.telemetry.progress import Progress, ProgressState, line
 from pods_cluster.telemetry.recorder import Recorder
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pods_cluster.telemetry.derived import Totals
-from pods_cluster.telemetry.folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.jsonl import read_lines
 from pods_cluster.telemetry.metrics import MetricValueError, UnknownMetric, registry
-from pods_cluster.telemetry.record import SampleGroup, drop_superseded, merge_steps
+from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.recorder import GIVE_UP_AFTER, Recorder
+from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.sinks import SinkUnavailable, TensorBoardSink, WandbSink
+from pods_cluster.telemetry.step_record import SampleGroup, drop_superseded, merge_steps
 from pods_cluster.types import Fate, GroupId
 
 from .synthetic import rollouts, told_steps

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from pods_cluster.telemetry.figure import save_figures, stages_overlap
-from pods_cluster.telemetry.folder import RunFolder
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.report import render
+from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.summary import Summary, summarize, write_summary
 
 from .synthetic import told_steps

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.weights import wire
-from pods_cluster.weights.types import TensorSpec, WeightSourceError, WeightUpdate, plan_buckets
+from pods_cluster.weights import buckets
+from pods_cluster.weights.protocol import TensorSpec, WeightSourceError, WeightUpdate, plan_buckets
 
 LAW = settings(max_examples=50, deadline=None)
 DTYPES = ["float32", "bfloat16", "int8", "float64"]
@@ -66,13 +66,13 @@ def test_what_is_packed_is_unpacked_bit_for_bit(specs, limit):
         part = specs[start:stop]
         tensors = [
             torch.randint(0, 256, (spec.nbytes,), dtype=torch.uint8, generator=generator)
-            .view(wire.torch_dtype(spec))
+            .view(buckets.torch_dtype(spec))
             .view(spec.shape)
             for spec in part
         ]
         buffer = torch.empty(sum(spec.nbytes for spec in part), dtype=torch.uint8)
-        wire.pack(tensors, part, buffer)
-        for (spec, found), tensor in zip(wire.unpack(buffer, part), tensors, strict=True):
+        buckets.pack(tensors, part, buffer)
+        for (spec, found), tensor in zip(buckets.unpack(buffer, part), tensors, strict=True):
             assert found.dtype == tensor.dtype
             assert found.shape == spec.shape
             assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
@@ -81,9 +81,9 @@ def test_what_is_packed_is_unpacked_bit_for_bit(specs, limit):
 def test_a_tensor_unlike_its_spec_is_named():
     specs = (TensorSpec("model.up", (2, 3), "bfloat16"),)
     with pytest.raises(WeightSourceError, match=r"model\.up.*float32\[2, 3\].*bfloat16\[2, 3\]"):
-        wire.pack([torch.zeros(2, 3)], specs, torch.empty(12, dtype=torch.uint8))
+        buckets.pack([torch.zeros(2, 3)], specs, torch.empty(12, dtype=torch.uint8))
     with pytest.raises(WeightSourceError, match="0 tensors where 1"):
-        wire.pack([], specs, torch.empty(12, dtype=torch.uint8))
+        buckets.pack([], specs, torch.empty(12, dtype=torch.uint8))
 
 
 def test_an_unknown_dtype_is_named_with_the_known_ones():
@@ -104,5 +104,5 @@ def test_the_digest_tells_updates_apart():
         WeightUpdate(1, specs, ((0, 1), (1, 2)), 5.0),
         WeightUpdate(1, specs[::-1], ((0, 2),), 5.0),
     ]
-    assert wire.digest(update) == wire.digest(WeightUpdate(1, specs, ((0, 2),), 9.0))
-    assert len({wire.digest(update), *map(wire.digest, others)}) == 4
+    assert buckets.digest(update) == buckets.digest(WeightUpdate(1, specs, ((0, 2),), 9.0))
+    assert len({buckets.digest(update), *map(buckets.digest, others)}) == 4

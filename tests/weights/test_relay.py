@@ -14,11 +14,11 @@ import torch
 from weight_cluster import PATIENT, SHORT, WAIT, Cluster, alive, broadcaster, holds, publish
 from weight_parts import TensorSource, make_tensors, make_update
 
-from pods_cluster.weights import relay_wire
+from pods_cluster.weights import relay_socket
+from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.receiver import Receiver
-from pods_cluster.weights.seating import Place
+from pods_cluster.weights.relay_plan import Place
 from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.types import Invitation, WeightTransferError
 
 ELSEWHERE = Place("another node")
 
@@ -170,7 +170,7 @@ def test_a_handle_that_cannot_be_mapped_makes_the_bytes_come_themselves(monkeypa
         tried.append(buffer.numel())
         return b"no pickle of ours"
 
-    monkeypatch.setattr(relay_wire, "handle_of", handle)
+    monkeypatch.setattr(relay_socket, "handle_of", handle)
     pair = Pair("unmapped")
     try:
         pair.meet()
@@ -184,9 +184,9 @@ def test_a_handle_that_cannot_be_mapped_makes_the_bytes_come_themselves(monkeypa
 def test_a_stranger_is_not_taken_for_a_follower():
     pair = Pair("stranger")
     pair.sender.open("gloo", pair.name, 0, 10.0, f"{pair.name}.sender", (1,))
-    with relay_wire.open_socket() as stranger:
-        stranger.connect(relay_wire.address(f"{pair.name}.sender"))
-        stranger.sendall(relay_wire.HELLO.pack(7))
+    with relay_socket.open_socket() as stranger:
+        stranger.connect(relay_socket.address(f"{pair.name}.sender"))
+        stranger.sendall(relay_socket.HELLO.pack(7))
         coming = threading.Thread(target=pair.receiver.connect)
         coming.start()
         pair.sender.connect(10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.weights.seating import Place, Seat, seat
+from pods_cluster.weights.relay_plan import Place, Seat, seat
 
 PLACES = st.sampled_from(["", "x", "y", "z"])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pods_cluster.weights import fingerprint as module
 from pods_cluster.weights.fingerprint import fingerprint
-from pods_cluster.weights.shards import Shard, joined, shard_sum, shard_sums
+from pods_cluster.weights.sharded_fingerprint import Shard, joined, shard_sum, shard_sums
 
 LAW = settings(max_examples=60, deadline=None)
 

@@ -17,16 +17,16 @@ import torch
 from weight_parts import SHAPES, TensorSource, make_tensors, make_update
 
 from pods_cluster.weights.fingerprint import difference, fingerprints
-from pods_cluster.weights.receiver import Receiver, make_receiver
-from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.transport import bind, local_address
-from pods_cluster.weights.types import (
+from pods_cluster.weights.protocol import (
     Invitation,
     TensorSpec,
     WeightLoadError,
     WeightTransferError,
     WeightUpdate,
 )
+from pods_cluster.weights.receiver import Receiver, make_receiver
+from pods_cluster.weights.sender import WeightSender
+from pods_cluster.weights.transport import bind, local_address
 
 TIMEOUT = 20.0  # where nothing is to fail
 SHORT = 1.5  # where a deadline is to be met

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from pods_cluster.weights.fingerprint import fingerprints
+from pods_cluster.weights.protocol import Invitation, TensorSpec, WeightTransferError, WeightUpdate, plan_buckets
 from pods_cluster.weights.receiver import Receiver
-from pods_cluster.weights.seating import Place
+from pods_cluster.weights.relay_plan import Place
 from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.types import Invitation, TensorSpec, WeightTransferError, WeightUpdate, plan_buckets
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     # Odd sizes of two dtypes in one bucket: a float32 tensor then starts at an address that is not its own multiple.

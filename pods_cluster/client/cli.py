@@ -1,0 +1,181 @@
+"""The `pods` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pods_cluster import __version__
+from pods_cluster.client import plan_command
+from pods_cluster.client.ray_access import use_token
+from pods_cluster.client.run_commands import add_to
+from pods_cluster.config import Config, ConfigError, load_config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning of language models with separately scaled generators and learners.",
+)
+ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in learner.learning_rate=1e-5.")
+]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="One line a step in place of the live display.")] = False,
+) -> None:
+    """Train a model: `pods train run.yaml learner.workers=2`."""
+    from pods_cluster.client.driver import train as run
+    from pods_cluster.telemetry.report import render
+
+    console = Console()
+    summary = run(load_config(config, overrides or []), resume=resume, console=console, live=False if plain else None)
+    console.print(render(summary))
+
+
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    offline: Annotated[bool, typer.Option(help="Look at the configuration alone: no model, no data.")] = False,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster on which the pools must fit.")] = None,
+) -> None:
+    """Validate a configuration, show its plan and the first prompt; starts nothing."""
+    from pods_cluster.client.check import check as run
+    from pods_cluster.client.check import show
+
+    loaded = load_config(config, overrides or [])
+    console = Console()
+    show(loaded, run(loaded, offline=offline), console)
+    if address is not None:
+        _fits(loaded, address)
+        console.print(f"[green]the pools fit on the cluster at {escape(address)}[/]")
+
+
+def _fits(config: Config, address: str) -> None:
+    import ray
+
+    from pods_cluster.run.cluster import connect
+
+    connect(config.model_copy(update={"cluster": config.cluster.model_copy(update={"address": address})}))
+    ray.shutdown()
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a model.")],
+    overrides: Overrides = None,
+    config: Annotated[str | None, typer.Option(help="Configuration, where the target lies in no run's folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Held-out accuracy of a checkpoint or model."""
+    from pods_cluster.client.evaluate import evaluate_target, find_target, target_config
+
+    found = find_target(target)
+    values = evaluate_target(target_config(found, config, overrides or []), Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(values))
+        return
+    table = Table(title=f"evaluation of {escape(found.name)}", title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in values.items():
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)
+
+
+@app.command()
+def dashboard(
+    folders: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
+    host: Annotated[str, typer.Option(help="Address to serve on; elsewhere than here a token is asked.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on.")] = 8765,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster of the live runs; left out, their folders say where they are.")
+    ] = None,
+) -> None:
+    """Show runs, live or past, as a page: `pods dashboard runs`. Scaling and stopping them needs its token."""
+    from pods_cluster.client.reach import controls_of
+    from pods_cluster.dashboard.server import serve
+
+    serve(folders, host, port, controls=controls_of(folders, address))
+
+
+@app.command()
+def rewards() -> None:
+    """List the built-in rewards."""
+    from pods_cluster.scoring.builtin import BUILTINS
+
+    table = Table(box=None)
+    for column in ("reward", "range", "what it gives"):
+        table.add_column(column)
+    for name, builtin in sorted(BUILTINS.items()):
+        low, high = builtin.range
+        table.add_row(name, f"{low:g} to {high:g}", (builtin.function.__doc__ or "").strip().splitlines()[0])
+    Console().print(table)
+
+
+@app.command()
+def quickstart(
+    directory: Annotated[Path, typer.Option("--dir", help="Folder of the run.")] = Path("runs"),
+    cache: Annotated[Path, typer.Option(help="Folder in which the tiny model is kept.")] = Path(".cache/quickstart"),
+    overrides: Overrides = None,
+) -> None:
+    """Build a tiny model that half knows arithmetic and train it with PODS, on this machine."""
+    from pods_cluster.client.demo import quickstart as run
+
+    run(directory, cache, overrides or [], Console())
+
+
+add_to(app)
+plan_command.add_to(app)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"pods {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Entry point: errors made for people are printed as such, others keep their traceback (PODS_DEBUG=1: all do)."""
+    # A user's own rules and rewards lie where the command is typed; Ray hands this path on to its workers.
+    sys.path.insert(0, os.getcwd())
+    use_token()
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get("PODS_DEBUG") or not _for_people(error):
+            raise
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def _for_people(error: Exception) -> bool:
+    return isinstance(error, ConfigError) or type(error).__module__.startswith("pods_cluster.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Runs as Ray jobs: what `pods submit` sends to a cluster's job server, and how it follows what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pods_cluster
+from pods_cluster.client.bundle import Bundle, bundle_of
+from pods_cluster.client.ray_access import use_token
+from pods_cluster.config import load_config
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+POLL_SECONDS = 1.0
+FINAL_SECONDS = 30.0
+"""After its logs have ended a job has this long to say how it ended."""
+
+
+class JobError(Exception):
+    """A job that cannot be submitted or followed; the text says why and what to do."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What is sent: the files, the command, and the environment that it gets (values never shown)."""
+
+    name: str
+    bundle: Bundle
+    entrypoint: str
+    run_dir: str
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+    pip: list[str] = field(default_factory=list)
+
+    def runtime_env(self, folder: Path) -> dict[str, Any]:
+        """Ray's description, for files laid out in `folder`. The package itself always travels with its job, so that
+        both sides are of one version; what it needs must be there, or in `pip`.
+        """
+        env: dict[str, Any] = {
+            "working_dir": str(folder),
+            "py_modules": [str(Path(pods_cluster.__file__).parent)],
+            "env_vars": {"PYTHONUNBUFFERED": "1", **self.env},
+        }
+        if self.pip:
+            env["pip"] = self.pip
+        return env
+
+
+def prepare(
+    file: Path,
+    overrides: Sequence[str] = (),
+    *,
+    env: Sequence[str] = (),
+    pip: Sequence[str] = (),
+    include: Sequence[Path] = (),
+    resume: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Job:
+    """Check everything that can be checked here. Raises ConfigError, BundleError and JobError; sends nothing."""
+    config = load_config(file, overrides)
+    bundle = bundle_of(config, file, include)
+    run_dir = str(Path(config.run.dir).expanduser().absolute())
+    # A job's own folder is deleted with it: what a run leaves behind must lie elsewhere.
+    arguments = [str(file.resolve().relative_to(bundle.root)), *overrides, f"run.dir={run_dir}", "--plain"]
+    if resume:
+        arguments.append("--resume")
+    return Job(
+        config.run.name,
+        bundle,
+        "python -m pods_cluster.client.cli train " + shlex.join(arguments),
+        run_dir,
+        _forwarded(env, os.environ if environment is None else environment),
+        _requirements(pip),
+    )
+
+
+def submit(job: Job, address: str | None = None) -> tuple[Any, str]:
+    """Send the job; the client and the submission's id. Raises JobError."""
+    client = connect(address)
+    with tempfile.TemporaryDirectory(prefix="pods-submit-") as folder:
+        job.bundle.copy_to(Path(folder))
+        try:
+            submission = client.submit_job(
+                entrypoint=job.entrypoint,
+                submission_id=f"{job.name}-{secrets.token_hex(4)}",
+                runtime_env=job.runtime_env(Path(folder)),
+                metadata={"run": job.name},
+            )
+        except Exception as error:  # requests' and ray's own kinds, each with a text for people
+            raise JobError(f"the job was not taken: {_hide(str(error), job.env)}") from None
+    return client, submission
+
+
+def connect(address: str | None = None) -> Any:
+    """A client of the job server at `address` (default: RAY_API_SERVER_ADDRESS, else this machine's). Raises JobError."""
+    use_token()
+    address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
+    try:
+        from ray.job_submission import JobSubmissionClient
+
+        for module in ("dashboard_sdk", "job.sdk"):  # they tell of every upload and of the end of every log
+            logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.WARNING)
+        logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
+        with _without("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray lets these win over what is asked for
+            return JobSubmissionClient(address)
+    except Exception as error:
+        hint = "start one with `ray start --head`, or give --address http://HEAD:8265"
+        if re.search(r"401|403|[Uu]nauthori|[Tt]oken|[Aa]uthenticat", str(error)):
+            hint = "give its token: RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (see docs/operations.md)"
+        raise JobError(f"{address}: no job server can be reached ({_first_line(error)}); {hint}") from None
+
+
+def follow(client: Any, submission: str, say: Callable[[str], None]) -> int:
+    """Hand over the job's log as it comes; afterwards its exit code (0: succeeded)."""
+
+    async def tail() -> None:
+        async for text in client.tail_job_logs(submission):
+            say(text)
+
+    while True:
+        try:
+            asyncio.run(tail())
+            break
+        except (OSError, RuntimeError) as error:  # the connection broke: the job goes on
+            if _details(client, submission) is None:
+                raise JobError(
+                    f"{submission}: the job server is gone ({_first_line(error)}); the job may go on"
+                ) from error
+            time.sleep(POLL_SECONDS)
+    deadline = time.monotonic() + FINAL_SECONDS
+    while True:
+        details = _details(client, submission)
+        if details is not None and details.status.is_terminal():
+            return exit_code(str(details.status.value), details.driver_exit_code)
+        if time.monotonic() > deadline:
+            raise JobError(f"{submission}: its log has ended, but it does not say how it ended; see `ray job status`")
+        time.sleep(POLL_SECONDS)
+
+
+def exit_code(status: str, driver: int | None) -> int:
+    """A process's exit code for a job's end."""
+    if status == "SUCCEEDED":
+        return 0
+    return driver if driver is not None and 0 < driver < 256 else 1
+
+
+def _details(client: Any, submission: str) -> Any:
+    with contextlib.suppress(Exception):
+        return client.get_job_info(submission)
+    return None
+
+
+def _forwarded(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Values of the variables by these names. Raises JobError."""
+    for name in names:
+        if "=" in name:
+            shown = name.split("=", 1)[0]
+            raise JobError(f"--env {shown}=…: give the name alone; its value is taken from here, and is not shown")
+        if name not in environment:
+            raise JobError(f"--env {name}: is not set here; export it first, or leave it out")
+    return {name: environment[name] for name in names}
+
+
+def _requirements(pip: Sequence[str]) -> list[str]:
+    """Requirements, those of files read. Raises JobError."""
+    found: list[str] = []
+    for item in pip:
+        if not item.endswith(".txt"):
+            found.append(item)
+            continue
+        try:
+            lines = Path(item).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise JobError(f"--pip {item}: cannot be read ({error.strerror}); correct the path") from None
+        found += [text for line in lines if (text := line.split(" #")[0].strip()) and not text.startswith("#")]
+    return found
+
+
+def _hide(text: str, values: Mapping[str, str]) -> str:
+    for value in values.values():
+        if value:
+            text = text.replace(value, "…")
+    return text
+
+
+@contextlib.contextmanager
+def _without(*names: str) -> Iterator[None]:
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

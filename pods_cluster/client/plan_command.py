@@ -1,0 +1,164 @@
+"""`pods plan`: what keeps both pools busy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pods_cluster.config import ConfigError, load_config
+
+if TYPE_CHECKING:
+    from pods_cluster.sizing.balance import Rates, Stages
+
+Rate = Annotated[float | None, typer.Option(help="Completion tokens a second of one saturated generator worker.")]
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in learner.workers=2.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs to split; left out: those that the pools have now.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of a run to take the rates from.")] = None,
+    generate_rate: Rate = None,
+    update_rate: Annotated[
+        float | None, typer.Option(help="Completion tokens a second that one learner rank trains, fetching included.")
+    ] = None,
+    sync_seconds: Annotated[float | None, typer.Option(help="Seconds that new weights take to every worker.")] = None,
+    length: Annotated[float | None, typer.Option(help="Mean completion tokens of a rollout.")] = None,
+    kept_length: Annotated[float | None, typer.Option(help="The same of kept ones; left out: as all.")] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Seconds that a batch takes beyond its tokens at that rate: its longest rollouts.")
+    ] = 0.0,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of the calibration.")] = 4,
+    groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step of the calibration.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Seconds of each stage, idle share of each pool, and the split of GPUs and the n that keep both pools busy.
+
+    Rates are given, taken from a run's folder, or else measured: the run's own pools are started for a few steps.
+    """
+    from pods_cluster.client.calibrate import calibrate, rates_of_run
+    from pods_cluster.sizing.balance import Rates, Shape, splits, stages
+
+    loaded = load_config(config, overrides or [])
+    console = Console(stderr=as_json)
+    given = {"--generate-rate": generate_rate, "--update-rate": update_rate, "--sync-seconds": sync_seconds,
+             "--length": length}  # fmt: skip
+    missing = [name for name, value in given.items() if value is None]
+    try:
+        if not missing:
+            assert generate_rate is not None
+            assert update_rate is not None
+            assert sync_seconds is not None
+            assert length is not None
+            rates = Rates(generate_rate, update_rate, sync_seconds, length, kept_length or length, drain_seconds)
+        elif len(missing) < len(given):
+            raise ConfigError(
+                f"{missing[0]}: left out, but other rates are given; give {', '.join(missing)} too, or none"
+            )
+        elif run is not None:
+            rates = rates_of_run(run)
+        else:
+            with console.status(f"measuring: {steps} steps on the run's own pools"):
+                rates = calibrate(loaded, steps=steps, groups=groups)
+        shape = Shape.of(loaded)
+        now = stages(rates, shape)
+        found = splits(rates, shape, gpus if gpus is not None else shape.cards)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if as_json:
+        print(json.dumps(_values(rates, now, found)))
+        return
+    _show(console, rates, now, found)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(plan)
+
+
+def _values(rates: Rates, now: Stages, found: list[Stages]) -> dict[str, Any]:
+    return {
+        "rates": {
+            name: getattr(rates, name)
+            for name in ("generate", "update", "sync_seconds", "length", "kept_length", "drain")
+        },
+        "now": _numbers(now),
+        "splits": [_numbers(split) for split in found],
+    }
+
+
+def _numbers(found: Stages) -> dict[str, Any]:
+    return {
+        "generators": found.shape.generators,
+        "learners": found.shape.ranks,
+        "gpus": found.shape.cards,
+        "rollouts_per_prompt": found.shape.rollouts,
+        "generate_seconds": found.generate,
+        "update_seconds": found.update,
+        "sync_seconds": found.sync,
+        "drain_seconds": found.drain,
+        "bound": found.bound,
+        "enough_staleness": found.enough_staleness,
+        "step_seconds": found.step,
+        "generator_idle": found.generator_idle,
+        "learner_idle": found.learner_idle,
+        "balanced_rollouts_per_prompt": found.balanced_rollouts,
+    }
+
+
+def _show(console: Console, rates: Rates, now: Stages, found: list[Stages]) -> None:
+    console.print(
+        Text(
+            f"one generator {rates.generate:,.0f} tokens/s · one learner rank {rates.update:,.0f} tokens/s · publish "
+            f"{rates.sync_seconds:.2f} s · {rates.length:.0f} tokens a rollout, {rates.kept_length:.0f} kept ones"
+            + (f" · a batch drains for {rates.drain:.2f} s" if rates.drain >= 0.01 else "")
+        )
+    )
+    k = now.shape.staleness
+    rows = [("as configured", now), *((f"split {place}", split) for place, split in enumerate(found[:4], start=1))]
+    turns = "staleness 0: the pools take turns" if not k else f"staleness {k}"
+    title = f"a step of {now.shape.prompts} prompts, {turns} (generators + learner ranks)"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "pools", "generate", "update", "step", "idle", "n for balance"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, split in rows:
+        table.add_row(
+            name,
+            f"{split.shape.generators} + {split.shape.ranks}",
+            f"{split.generate:.2f} s",
+            f"{split.update:.2f} s",
+            f"{split.step:.2f} s",
+            f"{split.generator_idle:.0%} + {split.learner_idle:.0%}",
+            str(split.balanced_rollouts),
+        )
+    console.print(table)
+    best = found[0]
+    console.print(Text(_advice(now, best)))
+
+
+def _advice(now: Stages, best: Stages) -> str:
+    if not now.shape.staleness:
+        k = best.enough_staleness
+        return (
+            f"With staleness: 0 each pool waits while the other works, whatever the split; staleness: {k} would make "
+            f"the step of the best split about {best.pace:.2f} s."
+        )
+    shape = best.shape
+    text = (
+        f"generator.workers={shape.generators} learner.workers={shape.ranks}: {best.step:.2f} s a step "
+        f"({now.step / best.step:.2f} times as fast as configured); "
+        f"generator.rollouts_per_prompt={best.balanced_rollouts} there keeps both pools busy"
+    )
+    if best.bound == "staleness":
+        text += (
+            f". It waits for the longest rollouts of a batch; staleness: {best.enough_staleness} would make the step "
+            f"{best.pace:.2f} s"
+        )
+    return text

@@ -1,0 +1,163 @@
+"""Controls of runs that are alive on a Ray cluster: their controllers are named actors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+from pydantic import ValidationError
+
+from pods_cluster.actor_names import NAMESPACE, actor_name
+from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive, WorkerState
+from pods_cluster.client.ray_access import knock
+
+FIND_SECONDS = 10.0
+KNOCK_SECONDS = 3.0
+STATUS_SECONDS = 5.0
+CALL_SECONDS = 30.0
+
+
+class RayControls:
+    """Looks for `<run>/controller/0` in the namespace `pods`. Connects to a cluster when first asked, starts none.
+
+    `address`: as for `ray.init` ("auto" takes the cluster of this machine), or a function from a run's name to its
+    cluster's address (None: it is not alive). A process is a guest of one cluster at a time: for a run on another one
+    the connection is made anew.
+    """
+
+    def __init__(self, address: str | Callable[[str], str | None] = "auto") -> None:
+        self._address = address
+        self._connecting = threading.Lock()
+        self._connected: str | None = None
+
+    async def status(self, run: str) -> LiveStatus:
+        controller = await self._controller(run)
+        method = getattr(controller, "status", None)
+        if method is None:
+            await self._call(run, controller.poll.remote(2**62), STATUS_SECONDS)
+            return LiveStatus(
+                live=True, workers=[WorkerState(name=actor_name(run, "controller"), role="controller", state="alive")]
+            )
+        told = await self._call(run, method.remote(), STATUS_SECONDS)
+        try:
+            fields = told if isinstance(told, dict) else vars(told)
+            return LiveStatus.model_validate({"live": True, **fields}, from_attributes=True)
+        except (ValidationError, TypeError) as error:
+            raise ControlFailed(
+                f"{run}: its controller answers in another way than this version expects: {error}"
+            ) from error
+
+    async def scale(self, run: str, generators: int | None, learners: int | None) -> str:
+        controller = await self._controller(run)
+        method = getattr(controller, "scale", None)
+        if method is None:
+            raise ControlFailed(f"{run}: its controller cannot change its pools; it runs an older version")
+        told = await self._call(run, method.remote(generators=generators, learners=learners), CALL_SECONDS)
+        wanted = ", ".join(
+            f"{count} {name}"
+            for count, name in ((generators, "generators"), (learners, "learners"))
+            if count is not None
+        )
+        return told if isinstance(told, str) and told else f"{wanted} asked for"
+
+    async def stop(self, run: str, reason: str) -> str:
+        controller = await self._controller(run)
+        await self._call(run, controller.stop.remote(reason), CALL_SECONDS)
+        return "the run ends after what it is doing, its state saved"
+
+    async def runs(self, address: str) -> list[str]:
+        """Names of the runs that are alive on a cluster. Raises NotLive."""
+        try:
+            return await asyncio.wait_for(_on_a_thread(lambda: self._list(address)), FIND_SECONDS)
+        except TimeoutError:
+            raise NotLive(f"the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
+        except (ConnectionError, RuntimeError) as error:
+            raise NotLive(f"no Ray cluster at {address} can be reached ({_first_line(error)})") from error
+
+    async def _controller(self, run: str) -> Any:
+        name = actor_name(run, "controller")
+        address = self._address(run) if callable(self._address) else self._address
+        if address is None:
+            raise NotLive(f"{run}: is not alive")
+        try:
+            return await asyncio.wait_for(_on_a_thread(lambda: self._find(address, name)), FIND_SECONDS)
+        except TimeoutError:
+            raise NotLive(f"{run}: the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
+        except ConnectionError as error:
+            raise NotLive(f"{run}: no Ray cluster at {address} can be reached ({_first_line(error)})") from error
+        except ValueError:
+            raise NotLive(f"{run}: no run of this name is alive on the Ray cluster at {address}") from None
+
+    def _find(self, address: str, name: str) -> Any:
+        import ray
+
+        self._connect(address)
+        return ray.get_actor(name, namespace=NAMESPACE)
+
+    def _list(self, address: str) -> list[str]:
+        import ray
+
+        self._connect(address)
+        there: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+        names = [actor["name"] for actor in there if actor["namespace"] == NAMESPACE]
+        end = actor_name("", "controller")
+        return sorted(name.removesuffix(end) for name in names if name.endswith(end))
+
+    def _connect(self, address: str) -> None:
+        import ray
+
+        with self._connecting:
+            if ray.is_initialized() and self._connected in (None, address):
+                return  # None: the process was connected by someone else, and stays so
+            if ray.is_initialized():
+                ray.shutdown()
+            knock(address, KNOCK_SECONDS)
+            # It is told on every thread but the main one that a signal is not handled there.
+            logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+            self._connected = address
+
+    async def _call(self, run: str, ref: Any, seconds: float) -> Any:
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(ref.future()), seconds)
+        except TimeoutError:
+            with contextlib.suppress(Exception):
+                ray.cancel(ref)
+            raise ControlFailed(f"{run}: its controller did not answer in {seconds:g} s") from None
+        except RayActorError as error:
+            raise NotLive(f"{run}: its controller has ended ({_first_line(error)})") from error
+        except RayTaskError as error:
+            raise ControlFailed(f"{run}: {_first_line(error.cause or error)}") from error
+
+
+async def _on_a_thread(call: Callable[[], Any]) -> Any:
+    """Like asyncio.to_thread, but on a thread that nobody waits for: Ray's calls have no deadline, and one that hangs
+    must not keep the server from ending.
+    """
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            value = call()
+        except BaseException as error:
+            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                result.set_exception(error)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                result.set_result(value)
+
+    threading.Thread(target=run, name="ray controls", daemon=True).start()
+    return await asyncio.wrap_future(result)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

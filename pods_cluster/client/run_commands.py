@@ -1,0 +1,227 @@
+"""Commands about runs that are there: submit, runs, status, scale, stop."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pods_cluster.client.controls import LiveStatus
+    from pods_cluster.client.reach import Found
+    from pods_cluster.dashboard.run_view import Glance
+
+RunTarget = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster (host:6379) of a run whose folder is not here.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def submit(
+    config: Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in run.steps=100.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Job server, as in http://HEAD:8265.")] = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Forward this variable of here.")] = None,
+    pip: Annotated[
+        list[str] | None, typer.Option(metavar="PACKAGE", help="Install this (or a requirements .txt) for the job.")
+    ] = None,
+    include: Annotated[list[Path] | None, typer.Option(help="Send this file or folder too.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not follow the log.")] = False,
+) -> None:
+    """Run a configuration as a job of a Ray cluster: `pods submit run.yaml`."""
+    from pods_cluster.client import jobs
+
+    job = jobs.prepare(config, overrides or [], env=env or [], pip=pip or [], include=include or [], resume=resume)
+    console = Console()
+    client, submission = jobs.submit(job, address)
+    files = ", ".join(str(path) for path in job.bundle.paths)
+    console.print(f"job [bold]{submission}[/]: sent {escape(files)} ({job.bundle.nbytes / 1024:,.0f} KiB)"
+                  + (f", forwarded {', '.join(job.env)}" if job.env else ""), highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(f"the run's folder on the cluster: {escape(job.run_dir)}/{job.name}", highlight=False, soft_wrap=True)
+    if no_wait:
+        return
+    try:
+        code = jobs.follow(client, submission, lambda text: print(text, end="", flush=True))
+    except KeyboardInterrupt:
+        console.print(f"\nthe job goes on; see it with `ray job logs {submission}`, end it with `pods stop {job.name}`")
+        raise typer.Exit(130) from None
+    raise typer.Exit(code)
+
+
+def runs(
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="[DIR]...", help="Folders of runs.")] = None,
+    address: Annotated[str | None, typer.Option(help="List the runs alive on this Ray cluster too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs: of folders (here: runs), and those alive on a cluster."""
+    from pods_cluster.client import reach
+    from pods_cluster.dashboard.watcher import Runs
+
+    paths = folders or ([Path("runs")] if Path("runs").is_dir() else [])
+    if not paths and address is None:
+        raise reach.ReachError("runs: there is no folder 'runs' here; give a folder of runs, or --address")
+    rows = [_row(found) for found in (Runs(paths).list() if paths else [])]
+    for name in reach.alive(address) if address is not None else []:
+        if not any(row["name"] == name and row["status"] == "running" for row in rows):
+            rows.append(
+                {"name": name, "status": "running", "step": None, "steps": None, "reward": None, "folder": None}
+            )
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(box=None)
+    for column in ("run", "state", "step", "reward", "written", "folder"):
+        table.add_column(column, justify="right" if column in ("step", "reward") else "left")
+    for row in rows:
+        steps = f"{_text(row['step'])} / {_text(row['steps'])}" if row["step"] is not None else "–"
+        reward = "–" if row["reward"] is None else f"{row['reward']:.3f}"
+        table.add_row(escape(row["name"]), row["status"], steps, reward, _ago(row.get("updated")),
+                      escape(row["folder"] or "elsewhere"))  # fmt: skip
+    Console().print(table)
+
+
+def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> None:
+    """Show what a run does: from its folder, and from itself where it is alive."""
+    from pods_cluster.client import reach
+    from pods_cluster.client.controls import NotLive
+    from pods_cluster.dashboard.run_view import glance
+    from pods_cluster.run import checkpoints
+
+    found = reach.find(run, address)
+    live: LiveStatus | None = None
+    silence = ""
+    if found.address is not None:
+        try:
+            live = found.ask(found.controls.status(found.name))
+        except NotLive as error:
+            silence = str(error)
+    row: dict[str, Any] = {"name": found.name}
+    if found.folder is not None:
+        seen = glance(found.folder, found.name)
+        saved = checkpoints.latest(found.folder.checkpoints)
+        row = _row(seen) | {"text": seen.text, "checkpoint": str(saved) if saved else None}
+    elif live is None:
+        raise reach.ReachError(silence)
+    row["live"] = live.model_dump(mode="json") if live is not None else None
+    if as_json:
+        print(json.dumps(row))
+        return
+    _show(row, live, silence)
+
+
+def scale(
+    run: RunTarget,
+    generators: Annotated[int | None, typer.Option(min=1, help="Generator workers.")] = None,
+    learners: Annotated[int | None, typer.Option(min=1, help="Learner ranks.")] = None,
+    address: Address = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the pools have these sizes.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that --wait waits.")] = 900.0,
+) -> None:
+    """Change the sizes of a live run's pools: `pods scale RUN --generators 6 --learners 2`."""
+    from pods_cluster.client import reach
+    from pods_cluster.sizing.moves import ScaleError
+
+    if generators is None and learners is None:
+        raise ScaleError("scale: give --generators, --learners, or both")
+    found = reach.find(run, address)
+    console = Console()
+    console.print(escape(found.ask(found.controls.scale(found.name, generators, learners))), highlight=False)
+    if not wait:
+        return
+    told = reach.wait_for_sizes(found, timeout)
+    console.print(f"step {told.step}: {told.generators} generator(s), {told.learners} learner rank(s)", highlight=False)
+    if (generators or told.generators, learners or told.learners) != (told.generators, told.learners):
+        raise ScaleError(f"{found.name}: not all came; see `pods status {run}` and the run's events for the cause")
+
+
+def stop(
+    run: RunTarget,
+    address: Address = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that the run may take to save its state.")] = 900.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for its end.")] = False,
+) -> None:
+    """End a live run after its step, with a checkpoint, and wait for it."""
+    from pods_cluster.client import reach
+
+    found: Found = reach.find(run, address)
+    console = Console()
+    console.print(escape(found.ask(found.controls.stop(found.name, "pods stop"))), highlight=False)
+    if no_wait:
+        return
+    saved = reach.wait_for_end(found, timeout)
+    console.print(f"saved: {escape(str(saved))}" if saved else "it has ended", highlight=False, soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give `app` these commands."""
+    for command in (submit, runs, status, scale, stop):
+        app.command()(command)
+
+
+def _row(found: Glance) -> dict[str, Any]:
+    reward = found.latest.get("reward")
+    return {
+        "name": Path(found.path).name,
+        "status": found.status,
+        "step": found.step,
+        "steps": found.planned,
+        "reward": reward if isinstance(reward, int | float) else None,
+        "updated": found.updated,
+        "folder": found.path,
+    }
+
+
+def _show(row: dict[str, Any], live: LiveStatus | None, silence: str) -> None:
+    console = Console()
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+
+    def line(name: str, value: Any) -> None:
+        if value is not None:
+            table.add_row(name, escape(str(value)))
+
+    line("run", row["name"])
+    if "folder" in row:
+        line("folder", row["folder"])
+        line("state", f"{row['status']}: {row['text']}")
+        line("step", f"{_text(row['step'])} of {_text(row['steps'])}, written {_ago(row['updated'])}")
+        line("reward", None if row["reward"] is None else f"{row['reward']:.4g}")
+        line("checkpoint", row["checkpoint"] or "none yet")
+    if live is not None:
+        line("alive", f"step {_text(live.step)}, weight version {_text(live.version)}")
+        line("pools", f"{_text(live.generators)} generator(s), {_text(live.learners)} learner rank(s)")
+        line("under way", live.note)
+        line("stopping", live.stopping)
+    elif silence:
+        line("alive", f"no: {silence}")
+    console.print(table)
+    if live is not None and live.workers:
+        workers = Table(box=None)
+        for column in ("worker", "state", "pid", "node"):
+            workers.add_column(column)
+        for worker in live.workers:
+            workers.add_row(escape(worker.name), worker.state, _text(worker.pid), (worker.node or "–")[:16])
+        console.print(workers)
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _ago(updated: float | None) -> str:
+    if updated is None:
+        return "–"
+    seconds = max(time.time() - updated, 0.0)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

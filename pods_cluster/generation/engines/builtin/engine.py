@@ -1,0 +1,316 @@
+"""The small built-in engine: continuous batching on torch and transformers, for machines without a GPU.
+
+All rollouts in flight decode in one batch, each at its own length; finished rows are closed up at once and waiting
+requests take their places between steps. A prompt is computed once for all its rollouts that are admitted together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from pods_cluster.generation.checks import check_request
+from pods_cluster.generation.engine import EngineError, EngineStats
+from pods_cluster.generation.engines.builtin.hf_model import Forward, WeightLoad, right_padded
+from pods_cluster.generation.engines.builtin.kv_cache import SlotCache
+from pods_cluster.generation.engines.builtin.merge_adapter import AdapterLoad, BaseWeights
+from pods_cluster.generation.engines.builtin.row_table import RowTable
+from pods_cluster.generation.engines.builtin.teacher_forcing import score
+from pods_cluster.generation.engines.cache_memory import KVBudget
+from pods_cluster.generation.engines.sampling import sample
+from pods_cluster.generation.engines.weight_receiving import WeightReceiving
+from pods_cluster.types import FinishReason, Rollout, RolloutRequest
+from pods_cluster.weights.fingerprint import fingerprints
+from pods_cluster.weights.protocol import WeightUpdate
+
+
+class TransformersEngine(WeightReceiving):
+    """`Engine` over a Hugging Face causal LM.
+
+    `end_ids` end a completion (each request may add its own), at most `max_sequences` rollouts decode at once, their
+    cache within `kv_bytes`; prompts are computed in batches of up to `prefill_tokens` tokens.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        end_ids: Sequence[int],
+        *,
+        max_sequences: int = 256,
+        kv_bytes: int | None = None,
+        prefill_tokens: int = 4096,
+    ) -> None:
+        super().__init__(model.device)
+        self._model = model
+        self._base = BaseWeights()
+        self._forward = Forward(model)
+        self._cache = SlotCache()
+        self._rows = RowTable()
+        self._budget = KVBudget(model.config, model.dtype, max_sequences, kv_bytes)
+        self._prefill_tokens = prefill_tokens
+        self._waiting: deque[RolloutRequest] = deque()
+        self._keys: set[str] = set()
+        self._aborted: set[str] = set()
+        self._stops: dict[tuple[int, ...], int] = {}
+        self._stop_table = np.zeros((0, self._forward.vocabulary), bool)
+        self._end_ids = tuple(end_ids)
+        self._stop_class(())
+        self._stale = False
+        self._stats = dict.fromkeys(("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted"), 0)
+        self._busy_seconds = 0.0
+
+    # Requests.
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        if self.version < 0:
+            raise EngineError(
+                "submit: the engine has no weight version yet; publish version 0 before the first rollout"
+            )
+        keys = set()
+        for request in requests:
+            check_request(request, self._forward.context, self._forward.vocabulary)
+            self._budget.check(request.key, len(request.prompt_ids) + request.sampling.max_tokens)
+            if request.key in self._keys or request.key in keys:
+                raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
+            keys.add(request.key)
+        self._keys |= keys
+        self._waiting.extend(requests)
+
+    def abort(self, keys: Iterable[str]) -> None:
+        self._aborted.update(key for key in keys if key in self._keys)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._keys)
+
+    @torch.inference_mode()
+    def step(self) -> list[Rollout]:
+        if self.closed:
+            raise EngineError(
+                "step: the engine holds no usable weights since a failed update; a full update reopens it"
+            )
+        if not self._keys:
+            return []
+        started = time.perf_counter()
+        finished: list[Rollout] = []
+        if self._aborted:
+            self._take_aborted(finished)
+        if self._stale:
+            self._recompute()
+        self._admit(finished)
+        if self._rows.count:
+            self._decode(finished)
+        self._busy_seconds += time.perf_counter() - started
+        return finished
+
+    # One step.
+
+    def _admit(self, finished: list[Rollout]) -> None:
+        """Give waiting requests rows. While others decode, small vacancies are left to add up to an eighth."""
+        if not self._waiting:
+            return
+        widest = int(self._rows.limit[: self._rows.count].max(initial=0))
+        taken: list[RolloutRequest] = []
+        for request in self._waiting:
+            needed = max(widest, len(request.prompt_ids) + request.sampling.max_tokens)
+            if self._rows.count + len(taken) >= self._budget.rows(needed):
+                break
+            widest = needed
+            taken.append(request)
+        if not taken:
+            return
+        if self._rows.count and len(taken) < len(self._waiting) and len(taken) < self._budget.rows(widest) // 8:
+            return
+        for _ in taken:
+            self._waiting.popleft()
+        for batch, prompts in self._prompt_batches(taken):
+            self._prefill(batch, prompts, finished)
+
+    def _prompt_batches(
+        self, requests: Sequence[RolloutRequest]
+    ) -> Iterable[tuple[list[RolloutRequest], dict[tuple[int, ...], int]]]:
+        """Requests with the same prompt together, shortest prompts first, in batches of bounded padded size."""
+        by_prompt: dict[tuple[int, ...], list[RolloutRequest]] = {}
+        for request in requests:
+            by_prompt.setdefault(request.prompt_ids, []).append(request)
+        batch: list[RolloutRequest] = []
+        prompts: dict[tuple[int, ...], int] = {}
+        for prompt in sorted(by_prompt, key=len):
+            if prompts and (len(prompts) + 1) * len(prompt) > self._prefill_tokens:
+                yield batch, prompts
+                batch, prompts = [], {}
+            prompts[prompt] = len(prompts)
+            batch.extend(by_prompt[prompt])
+        yield batch, prompts
+
+    def _prefill(
+        self, requests: list[RolloutRequest], prompts: dict[tuple[int, ...], int], finished: list[Rollout]
+    ) -> None:
+        ids, lengths = right_padded(list(prompts))
+        logits = self._fill(ids, lengths)
+        self._stats["prompt_tokens"] += int(lengths.sum())
+        count = self._rows.count + len(requests)
+        self._reserve(count, ids.shape[1])
+        rows = self._rows.add(requests, [self._stop_class(request.sampling.stop_token_ids) for request in requests])
+        source = torch.tensor([prompts[request.prompt_ids] for request in requests], device=logits.device)
+        self._cache.adopt(rows, source)
+        self._advance(rows, logits[source], finished)
+
+    def _fill(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Run right-padded sequences from their start; the cache is captured. Logits [B, V] at each last token."""
+        device = self._forward.device
+        places, which = torch.unique(lengths - 1, return_inverse=True)
+        self._cache.begin_prefill()
+        rows, longest = ids.shape
+        positions = torch.arange(longest, device=device)[None].expand(rows, -1)
+        mask = self._forward.causal_mask(rows, longest)
+        logits = self._forward(ids.to(device), positions, self._cache, mask, places.to(device))
+        return logits[torch.arange(rows, device=device), which.to(device)]
+
+    def _decode(self, finished: list[Rollout]) -> None:
+        """One more token for every row."""
+        count = self._rows.count
+        last = self._rows.length[:count] - 1
+        width = int(last.max()) + 1
+        self._reserve(count, width)
+        positions = torch.from_numpy(last)
+        ids = torch.from_numpy(self._rows.ids[np.arange(count), last])[:, None].to(self._forward.device)
+        self._cache.begin_decode(positions, width)
+        mask = self._forward.decode_mask(positions, width)
+        logits = self._forward(ids, positions[:, None].to(self._forward.device), self._cache, mask)[:, -1]
+        self._advance(slice(0, count), logits, finished)
+
+    def _advance(self, rows: slice, logits: torch.Tensor, finished: list[Rollout]) -> None:
+        """Sample one token for each of `rows` from logits [rows, V]; rows that end with it leave."""
+        table = self._rows
+        tokens, logprobs = sample(
+            logits,
+            temperature=table.temperature[rows],
+            keys=table.key[rows],
+            counters=table.length[rows] - table.prompt_length[rows],
+            top_p=table.top_p[rows],
+            top_k=table.top_k[rows],
+            min_p=table.min_p[rows],
+        )
+        table.append_tokens(rows, tokens, logprobs, self.version)
+        self._stats["generated_tokens"] += len(tokens)
+        stopped = self._stop_table[table.stop_class[rows], tokens]
+        full = table.length[rows] >= table.limit[rows]
+        if (ended := stopped | full).any():
+            reasons = [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[ended]]
+            self._remove(rows.start + np.flatnonzero(ended), reasons, finished)
+
+    def _remove(self, rows: NDArray[np.int64], reasons: Sequence[FinishReason], finished: list[Rollout]) -> None:
+        for row, reason in zip(rows.tolist(), reasons, strict=True):
+            self._return(self._rows.rollout(row, reason, self.version), finished)
+        width = int(self._rows.length[: self._rows.count].max())
+        source, target = self._rows.remove(rows)
+        if len(source):
+            self._cache.move(torch.from_numpy(source), torch.from_numpy(target), width)
+
+    def _return(self, rollout: Rollout, finished: list[Rollout]) -> None:
+        self._keys.discard(rollout.key)
+        if rollout.finish_reason is FinishReason.ABORT:
+            self._stats["aborted"] += 1
+            self._stats["aborted_tokens"] += len(rollout.token_ids)
+        else:
+            self._stats["finished"] += 1
+        finished.append(rollout)
+
+    def _take_aborted(self, finished: list[Rollout]) -> None:
+        keys, self._aborted = self._aborted & self._keys, set()
+        rows = [row for row, request in enumerate(self._rows.requests) if request.key in keys]
+        if rows:
+            self._remove(np.array(rows), [FinishReason.ABORT] * len(rows), finished)
+        for request in [request for request in self._waiting if request.key in keys]:
+            self._waiting.remove(request)
+            empty = [] if request.sampling.logprobs else None
+            rollout = Rollout(
+                group=request.group,
+                index=request.index,
+                prompt_ids=request.prompt_ids,
+                token_ids=[],
+                logprobs=empty,
+                finish_reason=FinishReason.ABORT,
+                first_version=self.version,
+                last_version=self.version,
+            )
+            self._return(rollout, finished)
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        self._rows.reserve(rows, columns + 1)
+        self._cache.reserve(rows, columns)
+
+    def _recompute(self) -> None:
+        """Rebuild the cache of every row under the present weights: what was computed under older ones is stale."""
+        order = np.argsort(self._rows.length[: self._rows.count], kind="stable")
+        start = 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * self._rows.length[order[stop]] <= self._prefill_tokens:
+                stop += 1
+            chunk = order[start:stop]
+            # The last token of a row has not been fed yet: the next step does that.
+            sequences = [self._rows.ids[row, : self._rows.length[row] - 1] for row in chunk]
+            ids, lengths = right_padded(sequences)
+            self._fill(ids, lengths)
+            self._cache.adopt(torch.from_numpy(chunk), torch.arange(len(chunk)))
+            start = stop
+        self._stale = False
+
+    def _stop_class(self, extra: tuple[int, ...]) -> int:
+        """Row of the stop table for the engine's end tokens plus `extra`."""
+        if extra not in self._stops:
+            known = [token for token in (*self._end_ids, *extra) if 0 <= token < self._forward.vocabulary]
+            row = np.zeros((1, self._forward.vocabulary), bool)
+            row[0, known] = True
+            self._stops[extra] = len(self._stop_table)
+            self._stop_table = np.concatenate([self._stop_table, row])
+        return self._stops[extra]
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
+        """See `Engine.score`; at temperature 0 the untempered log-probabilities."""
+        return score(self._forward, sequences, temperature)
+
+    # Weights.
+
+    def receive(self, update: WeightUpdate) -> None:
+        if update.adapter:
+            load = AdapterLoad(self._model, self._base)
+        else:
+            load = WeightLoad(self._model)
+            self._base.replaced()
+        before = self.version
+        with self._receiving(update, load.take):
+            load.finish()
+        self._rows.updated(before)
+        self._stale = self._rows.count > 0
+
+    def fingerprints(self) -> dict[str, str]:
+        return fingerprints(self._model.named_parameters())
+
+    def stats(self) -> EngineStats:
+        count = self._rows.count
+        stored = int(self._rows.length[:count].sum())
+        return EngineStats(
+            running=count,
+            waiting=len(self._waiting),
+            kv_cache_usage=min(1.0, stored / self._budget.tokens),
+            busy_seconds=self._busy_seconds,
+            **self._stats,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+        self.disconnect()
+        self._cache.clear()
+        self._keys.clear()
+        self._waiting.clear()
+        self._model: Any = None

@@ -1,0 +1,159 @@
+"""A Hugging Face causal LM as the built-in engine runs it: loading, end tokens, attention masks, new weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.engines.builtin.kv_cache import ATTENTION
+from pods_cluster.weights.protocol import TensorSpec
+
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def load_model(path: str, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model in `path` in eval mode. Raises EngineError naming the path and the cause."""
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
+    except Exception as error:
+        raise EngineError(
+            f"model.path: {path!r} cannot be loaded as a causal language model: {type(error).__name__}: {error}"
+        ) from error
+    return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:
+    """Every token that ends a completion: those of the generation config (or the model's), and the tokenizer's."""
+    generation: GenerationConfig | None = model.generation_config
+    found = [generation.eos_token_id if generation is not None else None, getattr(tokenizer, "eos_token_id", None)]
+    if found[0] is None:
+        found[0] = getattr(model.config, "eos_token_id", None)
+    ids: set[int] = set()
+    for item in found:
+        if isinstance(item, int):
+            ids.add(item)
+        elif item is not None:
+            ids.update(int(token) for token in item)
+    return tuple(sorted(ids))
+
+
+class Forward:
+    """Calls the model with this engine's cache, masks and attention.
+
+    Decoding uses grouped batched products where the model goes through transformers' attention interface.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config(decoder=True)
+        layers = set(getattr(config, "layer_types", None) or ())
+        if unknown := layers - SUPPORTED_LAYERS:
+            raise EngineError(
+                f"model.path: {model.config.model_type} has layers of type {', '.join(sorted(unknown))}, which the "
+                f"transformers engine cannot batch; use generator.engine: vllm"
+            )
+        window = getattr(config, "sliding_window", None)
+        if not getattr(config, "use_sliding_window", True):
+            window = None
+        self.window: int | None = window if window and (not layers or "sliding_attention" in layers) else None
+        self.mixed = bool(layers) and "sliding_attention" in layers
+        self.model = model
+        self.vocabulary = int(config.vocab_size)
+        self.context = getattr(config, "max_position_embeddings", None)
+        self.device = model.device
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        softcapped = getattr(config, "attn_logit_softcapping", None) is not None
+        if softcapped:
+            model.set_attn_implementation("eager")
+        elif getattr(type(model), "_supports_attention_backend", False):
+            model.set_attn_implementation(ATTENTION)
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any = None,
+        mask: Any = None,
+        keep: torch.Tensor | int = 0,
+    ) -> torch.Tensor:
+        """Logits [B, kept, V] of ids [B, T]; `keep` names the places of the sequence to compute them at (0: all)."""
+        arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = keep
+        logits = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **arguments).logits
+        if not self._keeps_logits and not isinstance(keep, int):
+            logits = logits[:, keep]
+        return logits
+
+    def causal_mask(self, rows: int, length: int) -> Any:
+        """Mask of a right-padded batch that starts at position 0. Causality alone hides the padding from the tokens."""
+        query = torch.arange(length, device=self.device)[:, None]
+        column = torch.arange(length, device=self.device)[None]
+        return self._masks((column <= query)[None].expand(rows, -1, -1), query[None], column[None])
+
+    def decode_mask(self, positions: torch.Tensor, width: int) -> Any:
+        """Mask [B, 1, 1, width] of one query a row at `positions` [B]."""
+        column = torch.arange(width, device=self.device)[None, None]
+        query = positions.to(self.device)[:, None, None]
+        return self._masks(column <= query, query, column)
+
+    def _masks(self, seen: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> Any:
+        full = self._additive(seen)
+        if self.window is None:
+            return full
+        sliding = self._additive(seen & (column > query - self.window))
+        return {"full_attention": full, "sliding_attention": sliding} if self.mixed else sliding
+
+    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros((), dtype=self.model.dtype, device=seen.device)
+        return torch.where(seen, zero, torch.finfo(self.model.dtype).min)[:, None]
+
+
+class WeightLoad:
+    """One full version on its way into a model, in place and by Hugging Face name."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._by_name = dict(model.named_parameters(remove_duplicate=False))
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._missing = dict(self._names)
+
+    def take(self, tensors: Iterable[tuple[TensorSpec, torch.Tensor]]) -> None:
+        """Copy a bucket in. Raises EngineError for a name or shape that the model does not have."""
+        for spec, tensor in tensors:
+            parameter = self._by_name.get(spec.name)
+            if parameter is None:
+                raise EngineError(
+                    f"weight update: the model has no parameter {spec.name!r}; learner and generator differ"
+                )
+            if tuple(parameter.shape) != tuple(tensor.shape):
+                raise EngineError(
+                    f"weight update: {spec.name} has shape {tuple(tensor.shape)} at the learner and "
+                    f"{tuple(parameter.shape)} here; both must load the same model.path"
+                )
+            with torch.no_grad():
+                parameter.copy_(tensor)
+            self._missing.pop(id(parameter), None)
+
+    def finish(self) -> None:
+        """Raises EngineError naming parameters that no bucket held."""
+        if self._missing:
+            names = sorted(self._missing.values())
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise EngineError(f"weight update: {len(names)} parameter(s) were not sent: {shown}")
+
+
+def right_padded(sequences: Sequence[Sequence[int] | NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [B, longest], padded with 0 on the right, and lengths [B]."""
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.as_tensor(sequence)
+    return ids, lengths

@@ -1,0 +1,58 @@
+"""An adapter into the built-in engine's model: merged in place, each version into the weights of `model.path` anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+from pods_cluster.generation.engine import EngineError
+from pods_cluster.weights.adapter import AdapterInbox
+from pods_cluster.weights.protocol import TensorSpec
+
+
+class BaseWeights:
+    """Copies of a model's own weights, made when an adapter first changes them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+        self._lost = False
+
+    def replaced(self) -> None:
+        """Whole parameters were loaded: the weights of `model.path` are gone."""
+        self._lost = True
+        self._kept.clear()
+
+    def __call__(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        if self._lost:
+            raise EngineError(
+                "weight update: an adapter came to an engine that took whole weights before, so that the adapter's "
+                "base is gone; send one or the other (learner.lora.send)"
+            )
+        if name not in self._kept:
+            self._kept[name] = parameter.detach().clone()
+        return self._kept[name]
+
+
+class AdapterLoad:
+    """One version on its way into a model; nothing changes before `finish`."""
+
+    def __init__(self, model: PreTrainedModel, base: BaseWeights) -> None:
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._base = base
+        self._inbox = AdapterInbox()
+
+    def take(self, tensors: Iterable[tuple[TensorSpec, torch.Tensor]]) -> None:
+        self._inbox.take(tensors)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Merge. Raises EngineError or WeightLoadError for a weight that the model does not have or that does not fit."""
+        for adapted in self._inbox:
+            parameter = self._parameters.get(adapted.weight)
+            if parameter is None:
+                raise EngineError(
+                    f"weight update: the model has no parameter {adapted.weight!r}; learner and generator differ"
+                )
+            parameter.copy_(adapted.on(self._base(adapted.weight, parameter)))

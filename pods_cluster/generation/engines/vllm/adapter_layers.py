@@ -1,0 +1,74 @@
+"""An adapter into a vLLM model: base + scale x B A, layer by layer, in the storage that captured graphs read.
+
+The base comes from the files of `model.path` at each update: vLLM fuses, shards, quantises and (on a CPU) packs what it
+loads, and a second copy on the card would take the room of its cache. Merged weights decode as fast as ever, where
+vLLM's own adapters cost a kernel more for each layer and token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from pods_cluster.generation.engines.vllm.parameters import unfused
+from pods_cluster.weights.adapter import Adapted
+from pods_cluster.weights.base_checkpoint import CheckpointFiles
+from pods_cluster.weights.protocol import WeightLoadError
+
+_REMEDY = "set learner.lora.send: merged"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A module of vLLM's, and the Hugging Face names of all that it is loaded from."""
+
+    module: torch.nn.Module
+    names: tuple[str, ...]
+
+
+class VllmAdapter:
+    """Of one worker's model. `path` and `dtype` are those that it was loaded with."""
+
+    def __init__(self, model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
+        """Raises WeightLoadError where the files cannot be read."""
+        self._model: Any = model
+        self._dtype = dtype
+        try:
+            self._files = CheckpointFiles(path)
+        except Exception as error:
+            raise WeightLoadError(
+                f"an adapter needs the weights of model.path, and {path!r} cannot be read ({error}); {_REMEDY}"
+            ) from error
+        packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
+        self._layers: dict[str, _Layer] = {}
+        for prefix, module in model.named_modules():
+            own = [name for name, _ in module.named_parameters(recurse=False)]
+            names = tuple(full for name in own for full in unfused(f"{prefix}.{name}", packed))
+            self._layers |= dict.fromkeys(names, _Layer(module, names))
+
+    @torch.no_grad()
+    def load(self, adapter: list[Adapted], device: torch.device, model_config: Any) -> None:
+        """Merge all of `adapter`. Raises WeightLoadError; the model is unusable then, until another `load`."""
+        adapted = {item.weight: item for item in adapter}
+        if unknown := [name for name in adapted if name not in self._layers or name not in self._files]:
+            raise WeightLoadError(
+                f"{len(unknown)} adapted parameter(s) have other names in the engine or in the files of model.path, "
+                f"{unknown[0]} first; {_REMEDY}"
+            )
+        touched = {id(layer.module): layer for name in adapted if (layer := self._layers[name])}
+        for layer in touched.values():
+            if absent := [name for name in layer.names if name not in self._files]:
+                raise WeightLoadError(f"model.path holds no {absent[0]}, which an adapter is merged beside; {_REMEDY}")
+            # Fused layers are loaded whole: neighbours without an adapter come from the files as they are.
+            tensors = []
+            for name in layer.names:
+                base = self._files[name].to(device, self._dtype)
+                tensors.append((name, adapted[name].on(base) if name in adapted else base))
+            initialize_layerwise_reload(layer.module)
+            try:
+                self._model.load_weights(tensors)
+            finally:
+                finalize_layerwise_reload(layer.module, model_config)

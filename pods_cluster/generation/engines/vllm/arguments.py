@@ -1,0 +1,135 @@
+"""From the configuration to vLLM's engine arguments: what is ours to set, what the user may, what cannot work."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+
+from pods_cluster.config import Config
+from pods_cluster.config.vllm_options import VllmOptions, split_options
+from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.engines.cache_memory import available_bytes
+from pods_cluster.generation.engines.vllm import compat
+
+GPU_SHARE = 0.9
+"""Part of a card that one engine may fill, where it has the card for itself."""
+CPU_CACHE_SHARE = 0.25
+
+
+def read_options(config: Config) -> tuple[VllmOptions, dict[str, Any]]:
+    """Our options and those that go to vLLM by name. Raises EngineError naming one that vLLM does not have."""
+    options, passed = split_options(config.generator.engine_options, config.generator.temperature)
+    known = compat.engine_argument_names()
+    for name, value in passed.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, [*VllmOptions.__dataclass_fields__, *known], n=1)
+            raise EngineError(
+                f"generator.engine_options.{name}: {value!r}: vLLM's engine has no such argument"
+                + (f"; did you mean {close[0]}?" if close else "")
+            )
+    return options, passed
+
+
+def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any], backend: str) -> dict[str, Any]:
+    """Everything for vLLM's `EngineArgs`. Raises EngineError for a model that cannot run here or at this length."""
+    generator, gpu = config.generator, compat.on_gpu()
+    model = _model_config(config)
+    arguments: dict[str, Any] = {
+        "model": config.model.path,
+        "skip_tokenizer_init": True,
+        "dtype": config.model.dtype,
+        "trust_remote_code": config.model.trust_remote_code,
+        "tensor_parallel_size": generator.tensor_parallel,
+        # Left to itself vLLM takes the placement group of the actor that it runs in for its own.
+        "distributed_executor_backend": "mp" if generator.tensor_parallel > 1 else "uni",
+        "max_num_seqs": generator.max_sequences,
+        "max_model_len": _length(config, model),
+        "seed": config.run.seed % 2**31,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
+        "enable_prefix_caching": True,
+        "weight_transfer_config": {"backend": backend},
+    }
+    if gpu:
+        part = min(1.0, generator.cards / generator.tensor_parallel)
+        arguments["gpu_memory_utilization"] = round(GPU_SHARE * part, 4)
+        if not {"enforce_eager", "cudagraph_capture_sizes", "compilation_config"} & set(passed):
+            # vLLM stops at 512: above, every step would launch each kernel by itself.
+            arguments["max_cudagraph_capture_size"] = generator.max_sequences
+    else:
+        _check_head_size(config, model)
+        arguments["enforce_eager"] = True
+        if options.seeded == "per_request":
+            # A part of a prompt samples a token that is thrown away; a CPU's random stream cannot be wound back for it.
+            arguments["enable_chunked_prefill"] = False
+        if not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & set(passed):
+            arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, model, arguments["max_model_len"])
+    if options.kv_cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
+    return arguments | passed
+
+
+def end_token_ids(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """Every token that ends a completion: those of the generation config (or the model's), and the tokenizer's."""
+    try:
+        found = [GenerationConfig.from_pretrained(config.model.path).eos_token_id]
+    except (OSError, ValueError):
+        found = [None]
+    if found[0] is None:
+        found = [getattr(_model_config(config), "eos_token_id", None)]
+    found.append(getattr(tokenizer, "eos_token_id", None))
+    ids: set[int] = set()
+    for item in found:
+        ids.update([item] if isinstance(item, int) else item or ())
+    return tuple(sorted(ids))
+
+
+def _model_config(config: Config) -> Any:
+    try:
+        whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except Exception as error:
+        raise EngineError(
+            f"model.path: {config.model.path!r} holds no model configuration that can be read: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return whole.get_text_config(decoder=True)
+
+
+def _length(config: Config, model: Any) -> int:
+    """One more than the longest rollout where the model can: a whole rollout is then a prompt that can be scored."""
+    longest = config.data.max_prompt_tokens + config.generator.max_tokens
+    context = getattr(model, "max_position_embeddings", None)
+    if context is None or longest < context:
+        return longest + 1
+    if longest > context and config.data.max_prompt_tokens >= context:
+        raise EngineError(
+            f"data.max_prompt_tokens: {config.data.max_prompt_tokens} leaves no room for a completion in the model's "
+            f"context of {context}; lower it"
+        )
+    return context
+
+
+def _check_head_size(config: Config, model: Any) -> None:
+    size, sizes = _head_size(model), compat.cpu_head_sizes()
+    if size not in sizes:
+        raise EngineError(
+            f"model.path: {config.model.path!r} has attention heads of size {size}; vLLM's CPU build computes sizes "
+            f"{', '.join(map(str, sizes))}; use generator.engine: transformers"
+        )
+
+
+def _cpu_cache_bytes(config: Config, model: Any, length: int) -> int:
+    """Room for all sequences in flight at full length, within a part of the memory that is free."""
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.model.dtype]
+    token = 2 * model.num_hidden_layers * heads * _head_size(model) * width
+    # The CPU's cache has blocks of 128 tokens; a whole one more for each sequence.
+    wanted = (config.generator.max_sequences + 1) * (length + 128) * token
+    return max(64 * 2**20, min(wanted, int(available_bytes() * CPU_CACHE_SHARE)))
+
+
+def _head_size(model: Any) -> int:
+    return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads

@@ -1,0 +1,106 @@
+"""New weights straight into the storage that a vLLM model computes from, past vLLM's loaders.
+
+vLLM's layerwise reload rebuilds each layer beside the old one, tensor by tensor, and copies it over: most of an update's
+time for a model of a few billion parameters. Where the model keeps parameters as they come (unquantised, unpacked; fused,
+padded and sharded is no matter), a bucket is one copy instead. That it does so is not taken on trust: the first update
+goes through vLLM's own loaders, and only if each parameter then holds the words that came are later ones direct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+from pods_cluster.generation.engines.vllm.parameters import Held, held, is_packed
+from pods_cluster.weights.protocol import TensorSpec, WeightLoadError
+from pods_cluster.weights.sharded_fingerprint import shard_sum
+
+Rows = Sequence[tuple[TensorSpec, torch.Tensor]]
+
+
+class DirectLoader:
+    """Of one worker's model: its own part of every parameter, by name."""
+
+    def __init__(self, parts: dict[str, Held]) -> None:
+        self._parts = parts
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises WeightLoadError where an update would leave a parameter as it was."""
+        if missing := sorted(set(self._parts).difference(names)):
+            raise WeightLoadError(
+                f"{len(missing)} parameter(s) of the engine are not in the update, {missing[0]} first"
+            )
+
+    @torch.no_grad()
+    def load(self, rows: Rows) -> None:
+        """Copy whole tensors to their places. Raises WeightLoadError for one that has none here."""
+        for spec, tensor in rows:
+            part = self._parts.get(spec.name)
+            if part is None or part.shard.shape != tuple(spec.shape):
+                raise WeightLoadError(f"{spec.name} {list(spec.shape)}: the engine holds no such parameter")
+            part.tensor.copy_(_narrow(tensor, part))
+
+
+class Trial:
+    """The first update, through vLLM's loaders: what came is remembered as sums, to be compared with what is held."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        # Their views are found anew afterwards: until then the parameters lie elsewhere.
+        self._parts = {part.name: part for part in held(model)} if _is_plain(model) else {}
+        self._came: dict[str, torch.Tensor] = {}
+        self._fits = bool(self._parts)
+
+    def see(self, rows: Rows) -> None:
+        for spec, tensor in rows:
+            part = self._parts.get(spec.name)
+            self._fits = (
+                self._fits
+                and part is not None
+                and part.shard.shape == tuple(spec.shape)
+                and part.tensor.dtype == tensor.dtype
+            )
+            if not self._fits:
+                return
+            assert part is not None
+            try:
+                self._came[spec.name] = shard_sum(_narrow(tensor, part), part.shard)
+            except ValueError:  # shards that share a word
+                self._fits = False
+
+    def outcome(self) -> DirectLoader | None:
+        """After the update: a loader for later ones, or None where this model needs vLLM's."""
+        if not self._fits:
+            return None
+        parts = {part.name: part for part in held(self._model)}
+        if set(parts) != set(self._came):
+            return None
+        kept = torch.stack([shard_sum(part.tensor, part.shard) for part in parts.values()])
+        came = torch.stack([self._came[name] for name in parts])
+        return DirectLoader(parts) if bool((kept == came).all()) else None
+
+
+def _narrow(tensor: torch.Tensor, part: Held) -> torch.Tensor:
+    if tensor.shape == part.tensor.shape:
+        return tensor
+    return tensor.narrow(part.shard.dim, part.shard.start, part.tensor.shape[part.shard.dim])
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether nothing is computed from the parameters once and kept (quantised, packed or absorbed weights)."""
+    if getattr(model, "quant_config", None) is not None:
+        return False
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if is_packed(module):
+            return False
+        if method is not None and type(method) not in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
+            return False
+        if hasattr(module, "process_weights_after_loading") and type(module) is not Attention:
+            return False
+    return True

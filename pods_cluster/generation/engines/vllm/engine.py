@@ -1,0 +1,295 @@
+"""The vLLM engine: every rollout a request of its own, driven step by step, kept across weight updates."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from pods_cluster.config import Config
+from pods_cluster.generation.checks import check_request
+from pods_cluster.generation.engine import EngineError, EngineStats
+from pods_cluster.generation.engines.sampling import stream_key
+from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.arguments import VllmOptions, end_token_ids, engine_arguments, read_options
+from pods_cluster.generation.engines.vllm.flight import Flight
+from pods_cluster.generation.engines.vllm.prefill_scores import Scoring
+from pods_cluster.generation.engines.vllm.start import start_core
+from pods_cluster.generation.engines.vllm.worker_calls import WorkerWeights
+from pods_cluster.types import FinishReason, Rollout, RolloutRequest
+from pods_cluster.weights.protocol import Invitation, WeightUpdate
+
+log = logging.getLogger(__name__)
+
+# Share of the rollouts in flight that must lose their place within so many seconds for a warning.
+_STORM = 0.5
+_WARN_SECONDS = 60.0
+
+
+def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> VllmEngine:
+    """The engine of a run's configuration, at version -1. Raises EngineError that says what to change."""
+    generator = config.generator
+    # The options' names are checked against vLLM's, so its import comes first; the mode must be set before that.
+    process = generator.engine_options.get("process") is True or generator.tensor_parallel > 1
+    compat.prepare_environment(process, generator.threads or max(1, int(generator.cpus_per_worker)))
+    compat.import_vllm()
+    from pods_cluster.generation.engines.vllm import weight_transfer, worker_extension
+
+    options, passed = read_options(config)
+    backend = "nccl" if options.transfer == "native" else weight_transfer.BACKEND
+    arguments = engine_arguments(config, options, passed, backend)
+    arguments["worker_extension_cls"] = worker_extension.EXTENSION
+    shared = compat.on_gpu() and generator.cards < 1
+    core = start_core(arguments, process=process, shared_card=shared, short_way=options.scheduler == "pods")
+    if core.runner == "v1" and compat.on_gpu() and options.seeded == "per_request":
+        log.warning(
+            "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
+            "generator.engine_options.seeded: engine (rollouts cannot be made again then)"
+        )
+    return VllmEngine(core, options, end_token_ids(config, tokenizer), generator.max_sequences)
+
+
+class VllmEngine:
+    """`Engine` over a vLLM core. `end_ids` end a completion; each request may add its own."""
+
+    def __init__(self, core: compat.Core, options: VllmOptions, end_ids: Sequence[int], max_sequences: int) -> None:
+        self.version = -1
+        self.closed = False
+        self.options = options
+        self._core = core
+        self._end_ids = tuple(end_ids)
+        self._max_sequences = max_sequences
+        self._keys: dict[str, Flight] = {}
+        self._flights: dict[str, Flight] = {}
+        self._finished: list[Rollout] = []
+        self._serial = 0
+        self._scoring = Scoring(core, self._request_id, self._advance)
+        self._weights = WorkerWeights(core, native=options.transfer == "native", loading=options.loading)
+        self._gauges: Any = None
+        self._counts = dict.fromkeys(
+            ("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted", "preemptions"), 0
+        )
+        self._busy_seconds = 0.0
+        self._warned = (time.monotonic(), 0)
+
+    # Requests.
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        if self.version < 0:
+            raise EngineError(
+                "submit: the engine has no weight version yet; publish version 0 before the first rollout"
+            )
+        prompts: dict[tuple[int, ...], list[int]] = {}
+        keys: set[str] = set()
+        for request in requests:
+            check_request(
+                request,
+                self._core.max_model_len,
+                self._core.vocabulary,
+                limit="engine's length",
+                remedy=", or raise generator.engine_options.max_model_len (up to the model's context)",
+            )
+            if request.key in self._keys or request.key in keys:
+                raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
+            keys.add(request.key)
+        for request in requests:
+            sampling = request.sampling
+            seed = None
+            if self.options.seeded == "per_request":
+                seed = stream_key(sampling.seed, request.group, request.index) >> 1
+            wanted = sampling.logprobs and self.options.logprobs == "engine"
+            params = compat.make_params(sampling, (*self._end_ids, *sampling.stop_token_ids), seed, wanted)
+            flight = Flight(request, self._request_id(request.key), wanted, self.version)
+            prompt = prompts.setdefault(request.prompt_ids, list(request.prompt_ids))
+            self._core.add(compat.make_request(flight.request_id, prompt, params))
+            self._keys[request.key] = self._flights[flight.request_id] = flight
+
+    def abort(self, keys: Iterable[str]) -> None:
+        flights = [flight for key in keys if (flight := self._keys.get(key)) is not None]
+        self._core.abort([flight.request_id for flight in flights])
+        for flight in flights:
+            self._end(flight, FinishReason.ABORT)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._keys) + len(self._finished)
+
+    def step(self) -> list[Rollout]:
+        if self.closed:
+            raise EngineError(
+                "step: the engine holds no usable weights since a failed update; a full update reopens it"
+            )
+        if self._keys and not self._finished:
+            self._advance()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _request_id(self, name: str) -> str:
+        self._serial += 1
+        return f"{name}#{self._serial}"
+
+    # One step.
+
+    def _advance(self) -> bool:
+        """One step of the core; whether anything came of it."""
+        started = time.perf_counter()
+        try:
+            outputs, gauges = self._core.step()
+        except Exception as error:
+            raise EngineError(
+                f"vLLM failed in a step: {type(error).__name__}: {error}; "
+                "if memory ran out, lower generator.max_sequences or generator.engine_options.gpu_memory_utilization"
+            ) from error
+        self._take(outputs, gauges)
+        self._busy_seconds += time.perf_counter() - started
+        return len(outputs) > 0
+
+    def _take(self, outputs: Sequence[Any], gauges: Any) -> None:
+        if gauges is not None:
+            self._gauges = gauges
+        counts, version = self._counts, self.version
+        for output in outputs:
+            flight = self._flights.get(output.request_id)
+            if flight is None:
+                if (many := compat.decoded(output)) is None:
+                    self._scoring.take(output)
+                else:
+                    self._take_decoded(*many)
+                continue
+            if new := output.new_token_ids:
+                if not flight.token_ids:
+                    flight.first_version = version
+                    counts["prompt_tokens"] += len(flight.request.prompt_ids)
+                flight.last_version = version
+                flight.token_ids += new
+                counts["generated_tokens"] += len(new)
+                if flight.logprobs is not None and output.new_logprobs is not None:
+                    flight.logprobs += compat.sampled_logprobs(output)
+            if output.events and compat.preempted(output):
+                counts["preemptions"] += not flight.spared
+                flight.spared = False
+            if output.finish_reason is not None:
+                self._end(flight, compat.finish_reason(str(output.finish_reason)))
+        self._warn()
+
+    def _take_decoded(
+        self, ids: list[str], tokens: list[int], logprobs: list[float] | None, ended: dict[str, str]
+    ) -> None:
+        """The tokens of rollouts that were on their way already; one that was aborted meanwhile is not known here."""
+        flights, version = self._flights, self.version
+        for index, name in enumerate(ids):
+            flight = flights.get(name)
+            if flight is None:
+                continue
+            flight.token_ids.append(tokens[index])
+            flight.last_version = version
+            if logprobs is not None and flight.logprobs is not None:
+                flight.logprobs.append(logprobs[index])
+            self._counts["generated_tokens"] += 1
+        for name, reason in ended.items():
+            if (flight := flights.get(name)) is not None:
+                self._end(flight, compat.finish_reason(reason))
+
+    def _end(self, flight: Flight, reason: FinishReason) -> None:
+        del self._keys[flight.request.key], self._flights[flight.request_id]
+        if reason is FinishReason.ABORT:
+            self._counts["aborted"] += 1
+            self._counts["aborted_tokens"] += len(flight.token_ids)
+        else:
+            self._counts["finished"] += 1
+        self._finished.append(flight.rollout(reason))
+
+    def _warn(self) -> None:
+        """Of a cache too small for what is in flight: rollouts that lose their place are computed again."""
+        since, before = self._warned
+        now = time.monotonic()
+        if now - since < _WARN_SECONDS:
+            return
+        lost = self._counts["preemptions"] - before
+        self._warned = (now, self._counts["preemptions"])
+        if lost > _STORM * max(1, len(self._keys)):
+            log.warning(
+                "%d rollouts lost their place in the key/value cache in %.0f s (%d in flight, cache %.0f %% full) and "
+                "are computed again: lower generator.max_sequences (now %d), raise "
+                "generator.engine_options.gpu_memory_utilization, or set kv_cache_dtype: fp8",
+                lost,
+                now - since,
+                len(self._keys),
+                100 * getattr(self._gauges, "kv_cache_usage", 0.0),
+                self._max_sequences,
+            )
+
+    # Scoring given completions.
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
+        """See `Engine.score` and `Scoring.score`. Rollouts that finish meanwhile come from the next `step`."""
+        self._require_weights("score")
+        return self._scoring.score(sequences, temperature)
+
+    def rescore(self, rollouts: Sequence[Rollout], temperature: float) -> None:
+        """Fill in the log-probabilities that `logprobs: rescore` left out, where the engine still has the weights that
+        made the rollout; the others' stay None. `temperature` is the one that they were sampled at."""
+        if self.options.logprobs != "rescore" or self.closed:
+            return
+        wanted = [
+            rollout
+            for rollout in rollouts
+            if rollout.logprobs is None
+            and rollout.first_version == rollout.last_version == self.version
+            and rollout.total_tokens < self._core.max_model_len
+        ]
+        scores = self.score([(rollout.prompt_ids, rollout.token_ids) for rollout in wanted], temperature)
+        for rollout, logprobs in zip(wanted, scores, strict=True):
+            rollout.logprobs = logprobs
+
+    # Weights.
+
+    def connect(self, invitation: Invitation) -> None:
+        self._weights.connect(invitation)
+
+    def disconnect(self) -> None:
+        self._weights.disconnect()
+
+    def receive(self, update: WeightUpdate) -> None:
+        self._weights.check(update)
+        self.closed = True
+        for outputs, gauges in self._core.pause():
+            self._take(outputs, gauges)  # still of the version before
+        self._weights.receive(update)
+        for flight in self._flights.values():
+            flight.updated(self.version)
+        self._core.resume()
+        self.version = update.version
+        self.closed = False
+
+    def fingerprints(self) -> dict[str, str]:
+        self._require_weights("fingerprints")
+        return self._weights.fingerprints()
+
+    def _require_weights(self, call: str) -> None:
+        if self.closed:
+            raise EngineError(
+                f"{call}: the engine holds no usable weights since a failed update; a full update reopens it"
+            )
+
+    def stats(self) -> EngineStats:
+        running = getattr(self._gauges, "num_running_reqs", min(len(self._keys), self._max_sequences))
+        running = min(running, len(self._keys))
+        return EngineStats(
+            running=running,
+            waiting=len(self._keys) - running,
+            kv_cache_usage=getattr(self._gauges, "kv_cache_usage", 0.0) if self._keys else 0.0,
+            busy_seconds=self._busy_seconds,
+            **self._counts,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+        self.disconnect()
+        self._keys.clear()
+        self._flights.clear()
+        self._finished.clear()
+        self._core.close()

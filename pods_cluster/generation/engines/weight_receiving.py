@@ -1,0 +1,55 @@
+"""The receiving end of weights, as the engines that run in the worker's own process share it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from pods_cluster.generation.engine import EngineError
+from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError, WeightUpdate
+from pods_cluster.weights.receiver import Receiver, Sink
+
+
+class WeightReceiving:
+    """`connect` and `disconnect` of `Engine`, and the part of `receive` that is the same for all.
+
+    `version` is the last one that arrived in full; `closed` is true from the start of a transfer to its good end.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.version = -1
+        self.closed = False
+        self._receiver: Receiver | None = None
+        self._device = device if device is not None and device.type == "cuda" else None
+
+    def connect(self, invitation: Invitation) -> None:
+        self.disconnect()
+        # Kept before it connects, so that `disconnect` from another thread ends a rendezvous that hangs.
+        self._receiver = receiver = Receiver(invitation, self._device)
+        try:
+            receiver.connect()
+        except BaseException:
+            self.disconnect()
+            raise
+
+    def disconnect(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+
+    @contextlib.contextmanager
+    def _receiving(self, update: WeightUpdate, sink: Sink) -> Iterator[None]:
+        """Take all buckets of `update`; the body runs when they are loaded, and the version counts after it."""
+        receiver = self._receiver
+        if receiver is None:
+            raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
+        self.closed = True
+        receiver.receive(update, sink)
+        try:
+            yield
+        except EngineError as error:
+            raise WeightLoadError(f"version {update.version}: {error}") from error
+        self.version = update.version
+        self.closed = False

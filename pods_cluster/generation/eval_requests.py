@@ -1,0 +1,86 @@
+"""Completions of held-out prompts among the training rollouts, all on one weight version."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+from pods_cluster.generation.messages import EvalRow, EvalSample, GeneratorError
+from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
+
+TEXT_LIMIT = 8192
+"""Characters of a completion that an evaluation brings back."""
+
+
+class Evaluation:
+    """One call of `evaluate`: its requests, and the rows when all completions are in.
+
+    Group ids have negative epochs, which no training group has; they depend on the prompt alone, so that sampled
+    completions can be made again.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> None:
+        if samples < 0:
+            raise GeneratorError(f"evaluate: samples: {samples} must be 0 (one greedy completion) or more")
+        if samples == 0:
+            sampling = dataclasses.replace(sampling, temperature=0.0)
+        count = max(samples, 1)
+        self.prompts: dict[GroupId, Prompt] = {}
+        for prompt in prompts:
+            group = GroupId(-1 - prompt.epoch, prompt.row)
+            if group in self.prompts:
+                raise GeneratorError(f"evaluate: row {prompt.row} of epoch {prompt.epoch} is given twice")
+            self.prompts[group] = prompt
+        self.requests = [
+            RolloutRequest(group, index, prompt.token_ids, sampling)
+            for group, prompt in self.prompts.items()
+            for index in range(count)
+        ]
+        self._count = count
+        self._rollouts: dict[GroupId, dict[int, Rollout]] = {group: {} for group in self.prompts}
+        self._left = len(self.requests)
+        self._changed = threading.Condition()
+
+    def add(self, rollout: Rollout) -> None:
+        """A scored completion. (An aborted one is left over from an evaluation that was given up.)"""
+        if rollout.finish_reason is FinishReason.ABORT:
+            return
+        with self._changed:
+            self._rollouts[rollout.group][rollout.index] = rollout
+            self._left -= 1
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Until all are in; false when `timeout` seconds pass first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._left == 0, timeout)
+
+    @property
+    def left(self) -> int:
+        """Completions that are not in yet."""
+        return self._left
+
+    def rows(self, version: int) -> list[EvalRow]:
+        """In the order of the prompts. Raises GeneratorError if the weights changed meanwhile."""
+        rows = []
+        for group, prompt in self.prompts.items():
+            rollouts = [self._rollouts[group][index] for index in range(self._count)]
+            seen = {version for rollout in rollouts for version in (rollout.first_version, rollout.last_version)}
+            if seen != {version}:
+                raise GeneratorError(
+                    f"evaluate: weights changed from version {version} to {max(seen)} during the evaluation; "
+                    f"publish after it has ended"
+                )
+            samples = tuple(
+                EvalSample(
+                    text=rollout.text[:TEXT_LIMIT],
+                    reward=rollout.reward,
+                    parts=rollout.reward_parts,
+                    tokens=len(rollout.token_ids),
+                    truncated=rollout.finish_reason is FinishReason.LENGTH,
+                )
+                for rollout in rollouts
+            )
+            rows.append(EvalRow(prompt.epoch, prompt.row, version, samples))
+        return rows

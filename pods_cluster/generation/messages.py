@@ -1,0 +1,114 @@
+"""What generator workers are asked for, and what they answer (plain values)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pods_cluster.generation.engine import EngineStats
+from pods_cluster.scoring.scorer_stats import ScorerStats
+from pods_cluster.types import GroupId, Prompt, RolloutRequest, SamplingParams
+
+
+class GeneratorError(Exception):
+    """A generator worker cannot serve, or cannot serve this; the text has the cause and the fix, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Rollouts start … stop - 1 of a group of `size`, to be made now; `length` tokens each are expected, if known."""
+
+    group: GroupId
+    prompt: Prompt
+    size: int
+    start: int
+    stop: int
+    length: float | None = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """Rollouts `indices` of a group of `size`; the other indices may be with other workers."""
+
+    group: GroupId
+    prompt: Prompt
+    indices: tuple[int, ...]
+    size: int
+    sampling: SamplingParams
+
+    def requests(self) -> list[RolloutRequest]:
+        return [RolloutRequest(self.group, index, self.prompt.token_ids, self.sampling) for index in self.indices]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker that has started."""
+
+    name: str
+    node: str
+    pid: int
+    engine: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSample:
+    """One scored completion. `text` may be cut; `tokens` counts the whole."""
+
+    text: str
+    reward: float | None
+    parts: dict[str, float | None]
+    tokens: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRow:
+    """The completions of one held-out prompt, all made by weight version `version`."""
+
+    epoch: int
+    row: int
+    version: int
+    samples: tuple[EvalSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """A worker as it is now; counters since its start.
+
+    `stored` rollouts (`stored_tokens` completion tokens) are finished and neither taken nor dropped; `scoring` ones
+    wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while generating
+    (see `RateMeter`). `occupied_seconds` is how long rollouts were in the engine or at the scorers, `stalled_seconds`
+    how long a busy engine has not finished one. `error` is what ended it.
+    """
+
+    name: str
+    version: int
+    closed: bool
+    engine: EngineStats
+    groups: int
+    stored: int
+    stored_tokens: int
+    scoring: int
+    reported: int
+    scorers: ScorerStats | None
+    scoring_seconds_mean: float
+    scoring_seconds_max: float
+    tokens_per_second: float
+    saturated: float
+    stalled_seconds: float
+    occupied_seconds: float
+    error: str | None
+
+
+@dataclass(slots=True)
+class Failure:
+    """A generator worker that is gone or hangs: why, and which groups had rollouts in its memory or engine."""
+
+    worker: str
+    cause: str
+    groups: list[GroupId] = field(default_factory=list)
+    leaving: bool = False
+    """It was on its way out of the pool: nobody takes its place."""

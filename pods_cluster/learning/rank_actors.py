@@ -1,0 +1,215 @@
+"""The learner's ranks as Ray actors: their places, their start and end, and calls to all of them with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ray
+from ray import exceptions
+
+from pods_cluster.actor_names import NAMESPACE, actor_name, demand
+from pods_cluster.config import Config
+from pods_cluster.learning.rank import LearnerRank, RankInfo
+
+RESOURCE = "pods_learner"
+GRACE = 30.0
+_CLOSE_TIMEOUT = 10.0
+# Ray leaves a process that asked for no card all cards of its node.
+_NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class LearnerError(Exception):
+    """A rank failed, died or hung. The group is broken then: close it and start another."""
+
+
+class ResizeError(LearnerError):
+    """The group could not get another size; it works on with the one that it had."""
+
+
+def rank_demand(config: Config, there: Mapping[str, float]) -> dict[str, float]:
+    """Ray resources of one rank on a cluster that offers `there`."""
+    learner = config.learner
+    return demand(RESOURCE, learner.cpus_per_worker, learner.gpus(there.get("GPU", 0.0)), there)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    name: str
+    handle: Any
+
+
+class Ranks:
+    """The actors of a learner group of `workers` ranks. A call of all fails for all with the first one's cause."""
+
+    def __init__(self, config: Config, actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()) -> None:
+        self.config = config
+        self.workers = config.learner.workers
+        self.infos: list[RankInfo] = []
+        self._options = actor_options
+        self._ranks: list[_Rank] = []
+        self._reserved: list[_Rank] = []
+        self._next = 0
+        self._broken: str | None = None
+
+    @property
+    def handles(self) -> list[Any]:
+        """The ranks' actor handles, rank 0 first."""
+        return [rank.handle for rank in self._ranks]
+
+    @property
+    def names(self) -> list[str]:
+        """The ranks' actor names, rank 0 first."""
+        return [rank.name for rank in self._ranks]
+
+    async def start(self) -> list[RankInfo]:
+        """Create the actors, let them meet, load the model. Raises LearnerError with the first rank's cause."""
+        timeout = self.config.learner.start_timeout
+        reserved, self._reserved = self._reserved, []
+        _kill(reserved[self.workers :])
+        ranks = [self._create(place) for place in range(self.workers - len(reserved))]
+        self._ranks = [*ranks, *reserved[: self.workers]]
+        opening = self._ranks[0].handle.open_store.remote(self.workers, timeout)
+        host, port = await self._one(opening, timeout, "open their meeting point")
+        calls = [
+            rank.handle.start.remote(number, self.workers, host, port, timeout)
+            for number, rank in enumerate(self._ranks)
+        ]
+        self.infos = await self._all(calls, timeout, "start")
+        return self.infos
+
+    async def reserve(self, workers: int, timeout: float) -> None:
+        """Make sure of the room that a group of `workers` needs beyond this one's: actors that do nothing yet.
+
+        Raises LearnerError after `timeout` seconds; cancelled or failed it keeps none of them.
+        """
+        await self._reserve(range(self.workers, workers), timeout)
+
+    async def take_places(self, timeout: float) -> None:
+        """Have the ranks placed before `start`: where they share cards with generators, which fit anywhere, they choose
+        first. Raises LearnerError after `timeout` seconds."""
+        await self._reserve(range(self.workers), timeout)
+
+    async def _reserve(self, places: range, timeout: float) -> None:
+        self.release()
+        more = [self._create(place) for place in places]
+        self._reserved = more
+        who = f"{len(more)}{' more' if places.start else ''} learner rank(s)"
+        calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
+        try:
+            await asyncio.wait_for(asyncio.gather(*calls), timeout)
+        except BaseException as error:
+            _kill(more)
+            if self._reserved is more:  # a later call may have begun before this one heard that it is called off
+                self._reserved = []
+            if isinstance(error, TimeoutError):
+                raise LearnerError(f"{who} were not placed within {timeout:g} s") from None
+            if isinstance(error, exceptions.RayError):
+                raise LearnerError(f"{who} did not come up: {_cause(error)}") from error
+            raise
+
+    def release(self) -> None:
+        """Give back what `reserve` holds."""
+        reserved, self._reserved = self._reserved, []
+        _kill(reserved)
+
+    def _create(self, place: int) -> _Rank:
+        learner = self.config.learner
+        threads = learner.threads or max(int(learner.cpus_per_worker), 1)
+        name = actor_name(self.config.run.name, "learner", self._next)
+        self._next += 1
+        actor = cast(Any, ray.remote)(concurrency_groups={"control": 2})(LearnerRank)
+        return _Rank(name, actor.options(**self._actor_options(name, place, threads)).remote(self.config, threads))
+
+    def _actor_options(self, name: str, place: int, threads: int) -> dict[str, Any]:
+        there = ray.cluster_resources()
+        demand = rank_demand(self.config, there)
+        gpus = demand.get("GPU", 0.0)
+        options: dict[str, Any] = {
+            "name": name,
+            "namespace": NAMESPACE,
+            "num_cpus": demand.get("CPU", 0.0),
+            "num_gpus": gpus,
+            "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
+            "max_restarts": 0,  # one rank cannot rejoin: the group is started again as a whole
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), **({} if gpus else _NO_GPU)}},
+        }
+        extra = self._options if isinstance(self._options, Mapping) else (self._options[place] if self._options else {})
+        return {**options, **extra}
+
+    async def close(self) -> None:
+        """End all ranks, working or not, and give back what is reserved; safe to call twice."""
+        self.release()
+        await self.end_ranks()
+
+    async def end_ranks(self) -> None:
+        """End the ranks; the group may be started again."""
+        ranks, self._ranks = self._ranks, []
+        if ranks and self._broken is None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(_gather([rank.handle.shutdown.remote() for rank in ranks]), _CLOSE_TIMEOUT)
+        self._broken = None
+        _kill(ranks)
+
+    async def _one(self, call: Any, timeout: float, doing: str) -> Any:
+        return (await self._all([call], timeout, doing))[0]
+
+    async def _all(self, calls: Sequence[Any], timeout: float, doing: str) -> list[Any]:
+        """The answers of all ranks.
+
+        The first failure is raised at once: the others may wait for the failed one for ever.
+        """
+        if self._broken is not None:
+            raise LearnerError(f"the learner group is broken ({self._broken}); start a new one")
+        if not calls:
+            raise LearnerError("the learner group is not started")
+        futures = [asyncio.wrap_future(call.future()) for call in calls]
+        done, pending = await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+        for future in futures:
+            if future in done and future.exception() is not None:
+                # Of several failures the one that is no consequence of another's end tells more.
+                raise self._break(doing, [f.exception() for f in done if f.exception() is not None], pending)
+        if pending:
+            late = ", ".join(str(rank) for rank, future in enumerate(futures) if future in pending)
+            for future in pending:
+                future.cancel()
+            self._broken = f"rank(s) {late} did not {doing} within {timeout:g} s"
+            raise LearnerError(f"learner {self._broken}")
+        return [future.result() for future in futures]
+
+    def _break(self, doing: str, errors: list[BaseException | None], pending: set[asyncio.Future[Any]]) -> LearnerError:
+        for future in pending:
+            future.cancel()
+        causes = [_cause(error) for error in errors if error is not None]
+        causes.sort(key=_is_consequence)
+        self._broken = causes[0]
+        return LearnerError(f"learner rank(s) failed to {doing}: {causes[0]}")
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, exceptions.RayTaskError):
+        cause = getattr(error, "cause", None)
+        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
+    if isinstance(error, exceptions.RayActorError):
+        return f"its process died: {error}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _is_consequence(cause: str) -> bool:
+    """Whether a failure says no more than that another rank went away."""
+    return any(
+        sign in cause for sign in ("Connection closed by peer", "Connection reset by peer", "gloo", "ncclRemoteError")
+    )
+
+
+def _kill(ranks: Sequence[_Rank]) -> None:
+    for rank in ranks:
+        with contextlib.suppress(Exception):
+            ray.kill(rank.handle)
+
+
+async def _gather(calls: Sequence[Any]) -> None:
+    await asyncio.gather(*(asyncio.wrap_future(call.future()) for call in calls), return_exceptions=True)

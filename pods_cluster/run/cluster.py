@@ -1,0 +1,130 @@
+"""A Ray cluster to run on: the one that is there, or a local one that the command starts itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from pods_cluster.actor_names import NAMESPACE
+from pods_cluster.client.ray_access import knock
+from pods_cluster.config import Config
+from pods_cluster.sizing.moves import Sizes
+
+SPARE_SLOTS = 8
+"""CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
+CONTROL_CPUS = 0.0
+"""Controller and selector wait far more than they compute; they ask Ray for no CPU of their own."""
+
+
+log = logging.getLogger(__name__)
+
+
+class ClusterError(Exception):
+    """The cluster cannot be reached, or is too small; the text says what is needed and what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the two pools ask of the cluster."""
+
+    cpus: float
+    gpus: float
+
+    @classmethod
+    def of(cls, config: Config, gpus_in_cluster: float) -> Demand:
+        generator, learner = config.generator, config.learner
+        return cls(
+            cpus=generator.workers * generator.cpus_per_worker + learner.workers * learner.cpus_per_worker,
+            gpus=generator.workers * config.generator.gpus(gpus_in_cluster)
+            + learner.workers * config.learner.gpus(gpus_in_cluster),
+        )
+
+
+def nccl_can_reach(config: Config, gpus_in_cluster: float) -> bool:
+    """Whether both pools compute on GPUs that NCCL reaches: on whole cards, or on parts of one whose neighbours pass
+    the weights on to each other. `weights.relay: node` asks for gloo: a neighbour on another card has no such way."""
+    parts = min(config.generator.gpus(gpus_in_cluster), config.learner.gpus(gpus_in_cluster))
+    relay = config.weights.relay
+    return relay != "node" and (parts >= 1 or (parts > 0 and relay == "auto"))
+
+
+def hint_autoscaler(config: Config, sizes: Sizes | None) -> None:
+    """Ask Ray's autoscaler for nodes on which pools of these sizes fit; None: no longer.
+
+    Done where the cluster offers `pods_generator` and `pods_learner`, by which its worker groups are told apart; a
+    later hint replaces an earlier one. A cluster without an autoscaler ignores it.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    from pods_cluster.generation.placement import RESOURCE as GENERATOR
+    from pods_cluster.generation.placement import worker_demand
+    from pods_cluster.learning.rank_actors import RESOURCE as LEARNER
+    from pods_cluster.learning.rank_actors import rank_demand
+
+    there = ray.cluster_resources()
+    if not (there.get(GENERATOR) or there.get(LEARNER)):
+        return
+    bundles: list[dict[str, float]] = []
+    if sizes is not None:
+        bundles = [worker_demand(config, there)] * sizes.generators + [rank_demand(config, there)] * sizes.learners
+    try:
+        request_resources(bundles=bundles)
+    except Exception as error:  # a hint that is not heard costs waiting, no more
+        log.warning("the autoscaler could not be told what the run wants: %s", error)
+
+
+def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:
+    """Connect to Ray and check that the pools fit. Returns the cluster's total resources.
+
+    Inside a Ray job or with RAY_ADDRESS set, that cluster is used; else a local one is started with as many CPU slots
+    as the pools ask for (slots, not cores: on a laptop the pools take turns).
+    Raises ClusterError.
+    """
+    if not ray.is_initialized():
+        _initialise(config, quiet=quiet)
+    resources = ray.cluster_resources()
+    demand = Demand.of(config, resources.get("GPU", 0.0))
+    for kind, needed, unit in (("CPU", demand.cpus, "CPUs"), ("GPU", demand.gpus, "GPUs")):
+        there = resources.get(kind, 0.0)
+        if needed > there + 1e-6:
+            raise ClusterError(
+                f"the pools need {needed:g} {unit}, the cluster has {there:g} "
+                f"({config.generator.workers} generator(s), {config.learner.workers} learner rank(s)); "
+                f"lower generator.workers or learner.workers, or join more nodes to the cluster"
+            )
+    return resources
+
+
+def _initialise(config: Config, *, quiet: bool) -> None:
+    address = config.cluster.address
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": not quiet,
+        "logging_level": "error",
+        "configure_logging": True,
+    }
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    remote = address not in ("auto", "local") or (address == "auto" and bool(os.environ.get("RAY_ADDRESS")))
+    try:
+        if remote:
+            knock(os.environ["RAY_ADDRESS"] if address == "auto" else address)
+            ray.init(address=None if address == "auto" else address, **options)
+            return
+        # A cluster of its own must not be joined by, or join, one that a variable points to.
+        os.environ.pop("RAY_ADDRESS", None)
+        slots = max(os.cpu_count() or 1, int(Demand.of(config, 0.0).cpus + 0.999) + SPARE_SLOTS)
+        # Ray would start an idle process for each of them.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+        ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
+    except Exception as error:  # ray raises many kinds here; each means the same to the user
+        where = address if remote else "a local cluster"
+        hint = (
+            "check the address, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where the cluster asks for a token"
+            if remote
+            else "check free memory and disk, or set cluster.address"
+        )
+        raise ClusterError(f"cluster.address: {where} cannot be used ({error}); {hint}") from error

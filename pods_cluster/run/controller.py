@@ -1,0 +1,190 @@
+"""The controller: a named Ray actor that builds the stages of a run, drives its loop and answers about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pods_cluster.actor_names import NAMESPACE, actor_name
+from pods_cluster.config import Config, dump_config
+from pods_cluster.data import load_eval, load_prompts, load_tokenizer
+from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.learning.learner_group import LearnerGroup
+from pods_cluster.run import checkpoints, live_file, status
+from pods_cluster.run.cluster import hint_autoscaler
+from pods_cluster.run.loop import Run, RunError
+from pods_cluster.run.publishing import publisher_of
+from pods_cluster.run.selector_handle import SelectorHandle
+from pods_cluster.run.settling import settling_of
+from pods_cluster.sizing.moves import ScaleError
+from pods_cluster.telemetry.recorder import Feed, Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.summary import Summary, write_summary
+
+CLOSE_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """One run. `open` may refuse it; `run` opens it if that was not done, and returns its
+    summary when it is done or was stopped; the others answer meanwhile."""
+
+    def __init__(self, config: Config, resume: bool, *, save: bool = True) -> None:
+        self.config = config
+        self._save = save
+        self._resume = resume
+        self._stop_reason: str | None = None
+        self._run: Run | None = None
+        self._starting: asyncio.Task[Any] | None = None
+        self._closing: list[Any] = []
+        self._opened = False
+
+    async def open(self) -> None:
+        """Data, folder and recorder. Everything that can be refused without starting a process is refused here.
+
+        No part of the constructor: what an actor's constructor raises arrives as the actor's death.
+        """
+        config, resume = self.config, self._resume
+        settling_of(config)
+        self.tokenizer = load_tokenizer(config.model, light=True)
+        self.stream = load_prompts(config, self.tokenizer)
+        self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
+        text = dump_config(config)
+        make = RunFolder.resume if resume else RunFolder.create
+        self.folder = make(config.run.dir, config.run.name, text)
+        self.checkpoint = checkpoints.latest(self.folder.checkpoints) if resume else None
+        resumed_from = int(checkpoints.read_state(self.checkpoint)["step"]) if self.checkpoint else 0
+        self.recorder = Recorder.for_run(
+            self.folder,
+            resumed_from=resumed_from if resume else None,
+            tensorboard=config.run.tensorboard,
+            wandb=config.run.wandb,
+            config=config.model_dump(mode="json"),
+        )
+        live_file.announce(self.folder, ray.get_runtime_context().gcs_address)
+        self._opened = True
+
+    async def run(self) -> Summary:
+        """The whole run. Raises what ended it; its processes are gone then either way."""
+        if not self._opened:
+            await self.open()
+        try:
+            self._starting = asyncio.ensure_future(self._start())
+            run = await self._starting
+            if self._stop_reason is not None:
+                run.stop(self._stop_reason)
+            await run.main(save=self._save)
+            return await self._summary(run)
+        except asyncio.CancelledError:
+            raise RunError(f"stopped while starting: {self._stop_reason or 'cancelled'}") from None
+        except BaseException as error:
+            self.recorder.event("failed", f"{type(error).__name__}: {error}", level="error")
+            raise
+        finally:
+            await self._close()
+
+    async def poll(self, cursor: int = 0) -> Feed:
+        """Steps and events since `cursor`."""
+        return self.recorder.poll(cursor)
+
+    async def stop(self, reason: str) -> None:
+        """End the run after what it is doing, its state saved; one that is still starting ends at once."""
+        self._stop_reason = reason
+        if self._run is not None:
+            self._run.stop(reason)
+        elif self._starting is not None:
+            self._starting.cancel()
+
+    async def scale(self, generators: int | None = None, learners: int | None = None) -> str:
+        """Give the pools new sizes while the run goes on; what is done about it, in a sentence. Raises ScaleError."""
+        if self._run is None:
+            raise ScaleError("the run is still starting; ask again when its workers are up")
+        if self._run.stop_reason is not None:
+            raise ScaleError(f"the run ends ({self._run.stop_reason}); its pools stay as they are")
+        return self._run.scaler.request(generators, learners)
+
+    async def status(self) -> dict[str, Any]:
+        """What the run does now, in plain values: step, version, sizes of the pools, every worker."""
+        return status.status(self.config, self._run, self._stop_reason)
+
+    async def _start(self) -> Run:
+        config, name = self.config, self.config.run.name
+        self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
+                            f"learner rank(s)")  # fmt: skip
+        selector = SelectorHandle.start(config, name)
+        pool = GeneratorPool(config, selector.handle)
+        learners = LearnerGroup(config)
+        self._closing = [pool, learners]
+        if 0 < (config.learner.gpus_per_worker or 0) < 1:
+            await learners.take_places(config.cluster.placement_timeout)
+        starts = [asyncio.ensure_future(pool.start()), asyncio.ensure_future(learners.start())]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            raise
+        run = Run(
+            config,
+            pool=pool,
+            selector=selector,
+            learners=learners,
+            publisher=publisher_of(config, learners),
+            stream=self.stream,
+            held_out=list(self.held_out),
+            recorder=self.recorder,
+            folder=self.folder,
+            hint=lambda sizes: asyncio.to_thread(hint_autoscaler, config, sizes),
+        )
+        if self.checkpoint is not None:
+            await run.restore(self.checkpoint)
+        self._run = run
+        self._closing.insert(0, run.scaler)
+        self.recorder.event("started", "all workers are up")
+        return run
+
+    async def _summary(self, run: Run) -> Summary:
+        reason = run.stop_reason
+        self.recorder.event(
+            "finished", f"stopped at step {run.step}: {reason}" if reason else f"done: {run.step} steps"
+        )
+        await asyncio.to_thread(self.recorder.flush)
+        return await asyncio.to_thread(write_summary, self.folder, status="stopped" if reason else "finished")
+
+    async def _close(self) -> None:
+        for stage in self._closing:
+            try:
+                await asyncio.wait_for(stage.close(), CLOSE_SECONDS)
+            except Exception as error:  # what is being thrown away may already be broken
+                log.warning("closing %s: %s", type(stage).__name__, error)
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(actor_name(self.config.run.name, "selector"), NAMESPACE))
+        live_file.withdraw(self.folder)
+        await asyncio.to_thread(self.recorder.close)
+
+
+def start_controller(config: Config, *, resume: bool) -> Any:
+    """Start the controller of a run on this node. Raises RunError if a run of this name is alive on the cluster."""
+    name = actor_name(config.run.name, "controller")
+    try:
+        return (
+            ray.remote(Controller)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                num_cpus=0,
+                max_concurrency=64,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+            )
+            .remote(config, resume)
+        )
+    except ValueError as error:
+        raise RunError(
+            f"run.name: {config.run.name!r} is running on this cluster already; stop it, or choose another name"
+        ) from error

@@ -1,0 +1,71 @@
+"""The selector actor as the loop calls it: every call has a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pods_cluster.config import Config
+from pods_cluster.run.settling import settling_of
+from pods_cluster.run.step_assembly import RunError
+from pods_cluster.selection.actor import start_selector
+from pods_cluster.selection.selector_core import Decision
+from pods_cluster.selection.stopping import Orders
+from pods_cluster.types import GroupId
+
+CALL_SECONDS = 60.0
+"""The selector answers in milliseconds; one that does not in a minute is gone or stuck."""
+
+
+class SelectorHandle:
+    """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises RunError.
+
+    `straggler` is how many seconds a step that could be filled waits for the oldest groups.
+    """
+
+    @classmethod
+    def start(cls, config: Config, name: str) -> SelectorHandle:
+        """Start the selector of this configuration as `<name>/selector/0`. Raises ConfigError (see `settling_of`)."""
+        handle = start_selector(
+            name,
+            rule=config.selector.rule,
+            m=config.selector.keep,
+            n=config.generator.rollouts_per_prompt,
+            seed=config.run.seed,
+            min_valid=config.selector.min_valid,
+            no_signal=config.selector.no_signal,
+            scope=config.learner.advantage.scope,
+            staleness=config.staleness,
+            rule_options=config.selector.options,
+            settling=settling_of(config),
+        )
+        return cls(handle, straggler=config.selector.straggler_timeout if config.staleness else 0.0)
+
+    def __init__(self, handle: Any, *, straggler: float = 0.0) -> None:
+        self.handle = handle
+        self.straggler = straggler
+
+    async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
+        return await self._call("expect", list(groups))
+
+    async def orders(self, timeout: float) -> Orders:
+        return await self._call("orders", timeout, extra=timeout)
+
+    async def collect(self, want: int, version: int, timeout: float) -> Decision:
+        return await self._call("collect", want, version, timeout, extra=timeout, straggler_s=self.straggler)
+
+    async def mark_lost(self, worker: str) -> None:
+        await self._call("mark_lost", worker)
+
+    async def cancel(self, groups: Sequence[GroupId]) -> None:
+        await self._call("cancel", list(groups))
+
+    async def stats(self) -> dict[str, Any]:
+        return await self._call("stats")
+
+    async def _call(self, method: str, *args: Any, extra: float = 0.0, **named: Any) -> Any:
+        try:
+            return await asyncio.wait_for(getattr(self.handle, method).remote(*args, **named), CALL_SECONDS + extra)
+        except TimeoutError:
+            raise RunError(f"the selector did not answer {method!r} within {CALL_SECONDS + extra:g} s") from None

@@ -1,0 +1,121 @@
+"""One step's numbers from what became of its groups (pure): sums first, means at the end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.types import Fate, Selection
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to the groups that a step saw; `values` are the step's metrics by their registered names."""
+
+    trained: list[GroupStats] = field(default_factory=list)
+    others: list[GroupStats] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
+    fates: Counter[Fate] = field(default_factory=Counter)
+    replaced: int = 0
+    overtaken: int = 0
+    ready: int | None = None
+    """Groups that were complete when the step first got an answer."""
+    waited: float = 0.0
+    """Seconds for which there were too few."""
+
+    def selected(self, selections: Sequence[Selection], stats: Sequence[GroupStats]) -> None:
+        self.selections.extend(selections)
+        self.trained.extend(stats)
+
+    def ended(self, fate: Fate, stats: GroupStats) -> None:
+        self.fates[fate] += 1
+        self.others.append(stats)
+
+    def values(self, version: int) -> dict[str, float]:
+        """Metrics of the step; `version` is the learner's at the step's assembly."""
+        everyone = self.trained + self.others
+        values: dict[str, float] = {
+            "rollouts/generated": sum(group.n_finished - group.n_aborted for group in everyone),
+            "rollouts/scored": sum(group.n_valid + group.n_stale for group in everyone),
+            "rollouts/selected": sum(group.n_kept for group in self.trained),
+            "rollouts/aborted": sum(group.n_aborted for group in everyone),
+            "rollouts/lost": sum(group.n_lost for group in everyone),
+            "rollouts/stale": sum(group.n_stale for group in everyone),
+            "rollouts/excluded": sum(group.n_nan + group.n_infinite for group in everyone),
+            "rollouts/excluded/missing": sum(group.n_nan for group in everyone),
+            "rollouts/excluded/infinite": sum(group.n_infinite for group in everyone),
+            "tokens/sampled": sum(group.tokens for group in everyone),
+            "tokens/aborted": sum(group.aborted_tokens for group in everyone),
+            "groups/replaced": self.replaced,
+            "groups/overtaken": self.overtaken,
+        }
+        for fate in Fate:
+            values[f"groups/{fate.value}"] = self.fates[fate]
+        scored = [group for group in everyone if math.isfinite(group.reward_mean)]
+        values |= {
+            "reward": _mean(scored, "reward_mean", "n_valid"),
+            "reward_std": _mean(scored, "reward_std"),
+            "frac_reward_zero_std": _share([group.reward_std <= 1e-8 for group in scored]),
+            "reward/kept": _mean(self.trained, "kept_mean", "n_kept"),
+            "reward_std/kept": _mean(self.trained, "kept_std"),
+            "completions/mean_length": _mean(everyone, "length_mean", "n_whole"),
+            "completions/max_length": max((group.length_max for group in everyone), default=math.nan),
+            "completions/clipped_ratio": _mean(everyone, "truncated_share", "n_whole"),
+            "completions/kept_mean_length": _mean(self.trained, "kept_length_mean", "n_kept"),
+            "completions/kept_max_length": max((group.kept_length_max for group in self.trained), default=math.nan),
+            "completions/kept_clipped_ratio": _mean(self.trained, "kept_truncated_share", "n_kept"),
+            "completions/stale_mean_length": _mean(everyone, "stale_length_mean", "n_stale"),
+            "prompt_length/mean": _mean(everyone, "prompt_tokens"),
+            "prompt_length/max": max((group.prompt_tokens for group in everyone), default=math.nan),
+        }
+        if any(group.settled or math.isfinite(group.first_mean) for group in everyone):
+            values |= _censored(everyone)
+        for name in sorted({name for group in everyone for name in group.parts_mean}):
+            values[f"rewards/{name}/mean"] = _mean_of([group.parts_mean.get(name, math.nan) for group in everyone])
+            values[f"rewards/{name}/kept_mean"] = _mean_of(
+                [group.kept_parts_mean.get(name, math.nan) for group in self.trained]
+            )
+        ages = [version - int(first) for selection in self.selections for first in selection.first_versions]
+        if ages:
+            values |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": max(ages)}
+        return {name: float(value) for name, value in values.items() if not math.isnan(value)}
+
+
+def _censored(groups: Sequence[GroupStats]) -> dict[str, float]:
+    """What was saved by stopping groups early, and how far they bias the means of the step."""
+    settled = [group for group in groups if group.settled]
+    return {
+        "groups/settled": len(settled),
+        "groups/settled_share": len(settled) / len(groups),
+        "rollouts/unissued": sum(group.n_unissued for group in settled),
+        "tokens/saved": sum(group.tokens_saved for group in settled),
+        "reward/settled": _mean(settled, "reward_mean", "n_valid"),
+        "reward/uncensored": _mean(groups, "first_mean", "first_valid"),
+        "completions/settled_mean_length": _mean(settled, "length_mean", "n_whole"),
+        "completions/settled_kept_mean_length": _mean(settled, "kept_length_mean", "n_kept"),
+    }
+
+
+def _mean(groups: Sequence[GroupStats], name: str, weight: str | None = None) -> float:
+    return _mean_of(
+        [getattr(group, name) for group in groups],
+        None if weight is None else [getattr(group, weight) for group in groups],
+    )
+
+
+def _mean_of(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Mean over what is a number, by weight; NaN where nothing is."""
+    pairs = [
+        (value, weight)
+        for value, weight in zip(values, weights if weights is not None else [1.0] * len(values), strict=True)
+        if not math.isnan(value) and weight > 0
+    ]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else math.nan
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else math.nan

@@ -1,0 +1,245 @@
+"""A pool of scorer processes: rewards of finished rollouts, whatever the reward functions do.
+
+Every request is scored alone, in order of arrival; several that wait travel in one message. A reward that raises,
+hangs, dies or returns nonsense costs its own rollout that part and is counted under its name; all others go on.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from pods_cluster.scoring.reward_registry import check_rewards
+from pods_cluster.scoring.score import FailureKind, Score, ScoreFailure, ScoreRequest
+from pods_cluster.scoring.scorer_main import Result
+from pods_cluster.scoring.scorer_process import Call, ScorerLost, ScorerProcess, ScorerStartError
+from pods_cluster.scoring.scorer_stats import ScorerStats, StatsCounter
+from pods_cluster.scoring.spec import RewardConfigError, RewardSpec
+from pods_cluster.scoring.total_reward import combine
+
+
+@dataclass(slots=True)
+class _Job:
+    payload: bytes
+    future: Future[Score]
+    waiting: int
+    parts: dict[str, float | None] = field(default_factory=dict)
+    failures: list[ScoreFailure] = field(default_factory=list)
+
+
+class ScorerPool:
+    """Scores requests in `workers` processes. Usable from any thread; starts no process by fork.
+
+    specs: the rewards; every request gets all of them.
+    timeout_s: seconds for one call of one reward, where its spec states none.
+    start_timeout_s: seconds for a process to load all rewards (user imports included), apart from any call.
+    columns: the dataset's columns (`answer` included), to refuse at start a reward that needs another one.
+    max_batch: most requests in one message to a process.
+    samples: failure messages kept for each reward and kind.
+
+    Raises RewardConfigError or ScorerStartError when a reward cannot be loaded. Close it, or use it as a context.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RewardSpec],
+        workers: int = 1,
+        timeout_s: float = 10.0,
+        *,
+        start_timeout_s: float = 60.0,
+        columns: Collection[str] | None = None,
+        max_batch: int = 64,
+        samples: int = 3,
+    ) -> None:
+        check_rewards(specs, columns)
+        for name, value in (("workers", workers), ("max_batch", max_batch)):
+            if value < 1:
+                raise ValueError(f"{name} = {value}: must be at least 1")
+        for name, seconds in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{name} = {seconds}: must be a finite number of seconds above 0")
+        self._specs = tuple(specs)
+        self._chunk = max(spec.batch for spec in specs)
+        self._max_batch = max(max_batch, self._chunk)
+        self._stats = StatsCounter([spec.key for spec in specs], samples)
+        self._queue: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._processes = [ScorerProcess(specs, columns, timeout_s, start_timeout_s) for _ in range(workers)]
+        started: list[Future[None]] = [Future() for _ in range(workers)]
+        self._threads = [
+            threading.Thread(target=self._own, args=pair, name=f"scorer-{index}", daemon=True)
+            for index, pair in enumerate(zip(self._processes, started, strict=True))
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            for future in started:
+                future.result(start_timeout_s + 30.0)
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, request: ScoreRequest, callback: Callable[[Future[Score]], object] | None = None) -> Future[Score]:
+        """Queues one rollout; its Score comes as soon as its own rewards have run. Never blocks.
+
+        `callback` gets the done future, in a thread of the pool. The future raises nothing of its own: what fails is
+        in the Score. Raises TypeError when a column cannot be pickled, RuntimeError after close().
+        """
+        future: Future[Score] = Future()
+        if callback is not None:
+            future.add_done_callback(callback)
+        job = _Job(_pickled(request), future, waiting=len(self._specs))
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the scorer pool is closed")
+            self._queue.append(job)
+            self._changed.notify()
+        return future
+
+    @property
+    def pending(self) -> int:
+        """Requests that no process has taken yet."""
+        return len(self._queue)
+
+    def stats(self) -> ScorerStats:
+        """Counts so far, by reward and kind of failure, with samples of the messages."""
+        return self._stats.read()
+
+    def close(self) -> None:
+        """Kills the processes. What was not scored gets a Score whose failures say `closed`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for process in self._processes:
+            process.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(15.0)
+
+    def __enter__(self) -> ScorerPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _own(self, process: ScorerProcess, started: Future[None]) -> None:
+        """Life of the thread that owns one process. (The process dies with this thread.)"""
+        try:
+            process.start()
+            started.set_result(None)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        try:
+            while jobs := self._take():
+                try:
+                    self._score(process, jobs)
+                except Exception as error:  # a fault of ours must not leave anyone waiting
+                    for job in jobs:
+                        if not job.future.done():
+                            job.future.set_exception(error)
+                    process.kill()
+        finally:
+            process.kill()
+
+    def _take(self) -> list[_Job]:
+        """The next requests, a fair share of the queue; after close() those left are failed. Empty: no more work."""
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            share = math.ceil(len(self._queue) / len(self._processes))
+            size = len(self._queue) if self._closed else min(self._max_batch, max(share, self._chunk))
+            taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+            closed = self._closed
+        jobs = [job for job in taken if job.future.set_running_or_notify_cancel()]
+        if closed:
+            self._fail(jobs, self._plan(len(jobs)), FailureKind.CLOSED, "the scorer pool was closed")
+            return []
+        return jobs if jobs else self._take()
+
+    def _plan(self, rows: int) -> list[Call]:
+        """All calls for `rows` requests, such that the first requests are done first."""
+        calls: list[Call] = []
+        for first in range(0, rows, self._chunk):
+            last = min(first + self._chunk, rows)
+            for reward, spec in enumerate(self._specs):
+                calls += [(reward, tuple(range(i, min(i + spec.batch, last)))) for i in range(first, last, spec.batch)]
+        return calls
+
+    def _score(self, process: ScorerProcess, jobs: list[_Job]) -> None:
+        """Runs every call; a call that fails for several rows is made again row by row, to find the bad one."""
+        payloads = [job.payload for job in jobs]
+        calls = self._plan(len(jobs))
+        while calls:
+            again: list[Call] = []
+            if not process.alive:
+                try:
+                    process.start()
+                    self._stats.restarted()
+                except (RewardConfigError, ScorerStartError) as error:
+                    kind = FailureKind.CLOSED if self._closed else FailureKind.START
+                    self._fail(jobs, calls, kind, str(error))
+                    return
+            done = 0
+            try:
+                for results in process.run(payloads, calls):
+                    again += self._settle(jobs, calls[done], results)
+                    done += 1
+            except ScorerLost as lost:
+                kind = FailureKind.CLOSED if self._closed else lost.kind
+                reward, rows = calls[done]
+                again += self._settle(jobs, (reward, rows), [(None, kind, lost.message)] * len(rows))
+                done += 1
+            calls = again + calls[done:]
+
+    def _settle(self, jobs: list[_Job], call: Call, results: list[Result]) -> list[Call]:
+        """Records the results of one call, or splits it when the call as a whole failed on several rows."""
+        reward, rows = call
+        whole = (FailureKind.ERROR, FailureKind.LENGTH, FailureKind.TIMEOUT, FailureKind.DIED)
+        if len(rows) > 1 and len({(kind, text) for _, kind, text in results}) == 1 and results[0][1] in whole:
+            return [(reward, (row,)) for row in rows]
+        spec = self._specs[reward]
+        for row, (value, kind, message) in zip(rows, results, strict=True):
+            job = jobs[row]
+            job.parts[spec.key] = value
+            if kind is FailureKind.NONE and spec.none == "skip":
+                self._stats.skipped(spec.key)
+            elif kind is not None:
+                job.failures.append(ScoreFailure(kind, spec.key, message))
+                self._stats.failed(spec.key, kind, message)
+            job.waiting -= 1
+            if job.waiting == 0:
+                self._finish(job)
+        return []
+
+    def _fail(self, jobs: list[_Job], calls: Sequence[Call], kind: FailureKind, message: str) -> None:
+        for reward, rows in calls:
+            for row in rows:
+                self._settle(jobs, (reward, (row,)), [(None, kind, message)])
+
+    def _finish(self, job: _Job) -> None:
+        parts = {spec.key: job.parts[spec.key] for spec in self._specs}  # in the order of the config
+        total = combine(self._specs, parts, {failure.reward for failure in job.failures})
+        self._stats.scored(total is not None)
+        job.future.set_result(Score(total, parts, tuple(job.failures)))
+
+
+def _pickled(request: ScoreRequest) -> bytes:
+    try:
+        return pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        for name, value in request.columns.items():
+            try:
+                pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+            except Exception as cause:
+                raise TypeError(
+                    f"column {name!r} ({type(value).__name__}) cannot be sent to a scorer: {cause}. Drop the column "
+                    "or keep plain values in it"
+                ) from cause
+        raise TypeError(f"the request cannot be sent to a scorer: {error}") from error

@@ -1,0 +1,72 @@
+"""Counts of what the scorers did, by reward and kind of failure."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from pods_cluster.scoring.score import FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerStats:
+    """Counts since the pool was made.
+
+    scored: requests answered; missing: those of them without a total. failures: reward -> kind -> count, and
+    samples: reward -> kind -> its first messages. skipped: reward -> rows to which it did not apply.
+    restarts: processes started again after one was lost.
+    """
+
+    scored: int
+    missing: int
+    restarts: int
+    failures: dict[str, dict[FailureKind, int]]
+    skipped: dict[str, int]
+    samples: dict[str, dict[FailureKind, list[str]]]
+
+
+class StatsCounter:
+    """The counts behind `ScorerStats`, shared by the pool's threads."""
+
+    def __init__(self, rewards: list[str], samples: int) -> None:
+        self._lock = threading.Lock()
+        self._keep = samples
+        self._scored = self._missing = self._restarts = 0
+        self._failures: dict[str, Counter[FailureKind]] = {reward: Counter() for reward in rewards}
+        self._skipped: Counter[str] = Counter(dict.fromkeys(rewards, 0))
+        self._samples: dict[str, dict[FailureKind, list[str]]] = {reward: {} for reward in rewards}
+
+    def scored(self, has_total: bool) -> None:
+        with self._lock:
+            self._scored += 1
+            self._missing += not has_total
+
+    def restarted(self) -> None:
+        with self._lock:
+            self._restarts += 1
+
+    def skipped(self, reward: str) -> None:
+        with self._lock:
+            self._skipped[reward] += 1
+
+    def failed(self, reward: str, kind: FailureKind, message: str) -> None:
+        with self._lock:
+            self._failures[reward][kind] += 1
+            kept = self._samples[reward].setdefault(kind, [])
+            if len(kept) < self._keep:
+                kept.append(message)
+
+    def read(self) -> ScorerStats:
+        with self._lock:
+            return ScorerStats(
+                self._scored,
+                self._missing,
+                self._restarts,
+                {reward: dict(counts) for reward, counts in self._failures.items()},
+                dict(self._skipped),
+                {
+                    reward: {kind: list(texts) for kind, texts in kinds.items()}
+                    for reward, kinds in self._samples.items()
+                },
+            )

@@ -1,0 +1,72 @@
+"""Decisions as columns: pickling sixteen locators a group one by one would cost more than selecting the group."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.types import GroupId, Locator, Selection
+
+_STATS = attrgetter(*(field.name for field in fields(GroupStats)))
+_HEAD = attrgetter("prompt_tokens", "group_mean", "group_std", "group_valid", "settled")
+
+
+def pack_stats(stats: GroupStats) -> tuple[Any, ...]:
+    return _STATS(stats)
+
+
+def unpack_stats(values: tuple[Any, ...]) -> GroupStats:
+    return GroupStats(*values)
+
+
+def pack_selections(selections: list[Selection]) -> tuple[Any, ...]:
+    """The selections as one array for each field, [kept rollouts of all groups], and a table of the workers' names."""
+    if not selections:
+        return ()
+    workers: dict[str, int] = {}
+    holders = [
+        workers.setdefault(locator.worker, len(workers)) for selection in selections for locator in selection.locators
+    ]
+    return (
+        [(*_HEAD(selection), *selection.group) for selection in selections],
+        [len(selection) for selection in selections],
+        list(workers),
+        np.array(holders, dtype=np.int32),
+        np.array([locator.index for selection in selections for locator in selection.locators], dtype=np.int32),
+        np.concatenate([selection.rewards for selection in selections]),
+        np.concatenate([selection.lengths for selection in selections]),
+        np.concatenate([selection.first_versions for selection in selections]),
+    )
+
+
+def unpack_selections(packed: tuple[Any, ...]) -> list[Selection]:
+    """The selections again; their arrays are copies, which may be written to."""
+    if not packed:
+        return []
+    heads, counts, workers, holders, indices, rewards, lengths, first_versions = packed
+    names, places = [workers[holder] for holder in holders.tolist()], indices.tolist()
+    selections, start = [], 0
+    for (prompt_tokens, mean, std, valid, settled, *group), count in zip(heads, counts, strict=True):
+        end = start + count
+        name = GroupId(*group)
+        selections.append(
+            Selection(
+                group=name,
+                locators=list(map(Locator._make, zip(names[start:end], repeat(name), places[start:end], strict=False))),
+                rewards=rewards[start:end].copy(),
+                lengths=lengths[start:end].copy(),
+                prompt_tokens=prompt_tokens,
+                first_versions=first_versions[start:end].copy(),
+                group_mean=mean,
+                group_std=std,
+                group_valid=valid,
+                settled=settled,
+            )
+        )
+        start = end
+    return selections

@@ -1,0 +1,250 @@
+"""One group while it is being gathered, and its evaluation for a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pods_cluster.selection.group_stats import GroupStats, Mask, group_stats
+from pods_cluster.selection.rule_registry import Rule
+from pods_cluster.selection.select import Outcome, SignalScope, select
+from pods_cluster.selection.stopping import Settling
+from pods_cluster.types import Fate, GroupId, GroupShard, Locator, Selection
+
+_PENDING = -1
+_LOST = -2
+
+
+class ShardError(ValueError):
+    """A shard contradicts itself or its group: a fault of the worker that sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorSettings:
+    """How a selector chooses: rule, m, the run's seed, the floor of valid rewards, what an equal set comes to, and
+    whether groups are stopped early."""
+
+    rule: Rule
+    m: int
+    seed: int
+    min_valid: int | None = None
+    no_signal: Literal["replace", "drop", "keep"] = "replace"
+    scope: SignalScope = "kept"
+    settling: Settling | None = None
+
+    @property
+    def floor(self) -> int:
+        """Fewest valid rewards that a group is trained with."""
+        return self.m if self.min_valid is None else self.min_valid
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """A complete group as of one learner version: the selection to train on, or (`selection` None) its fate."""
+
+    fate: Fate
+    stats: GroupStats
+    selection: Selection | None
+
+
+@dataclass(slots=True)
+class GroupAssembler:
+    """Numbers of one group's rollouts, kept by rollout index so that the order of arrival leaves no trace.
+
+    Rollouts 0 … `issued` - 1 of the `size` have been asked for,
+    `first` of them at once. The group is complete when finished and lost rollouts account for all issued ones.
+    `settled`: it was stopped early. `holder` [size] is the position in `workers` of the worker in whose memory a
+    rollout lies.
+    """
+
+    group: GroupId
+    size: int
+    issued: int = 0
+    """0: all of them."""
+    first: int = field(init=False)
+    settled: bool = False
+    prompt_tokens: int = 0
+    workers: list[str] = field(default_factory=list)
+    reported_lost: int = 0
+    n_finished: int = 0
+    n_gone: int = 0
+    holder: NDArray[np.int32] = field(init=False)
+    rewards: NDArray[np.float64] = field(init=False)
+    lengths: NDArray[np.int32] = field(init=False)
+    first_versions: NDArray[np.int32] = field(init=False)
+    truncated: NDArray[np.bool_] = field(init=False)
+    aborted: NDArray[np.bool_] = field(init=False)
+    parts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n = self.size
+        self.first = self.issued = self.issued or n
+        self.holder = np.full(n, _PENDING, dtype=np.int32)
+        self.rewards = np.full(n, np.nan)
+        self.lengths = np.zeros(n, dtype=np.int32)
+        self.first_versions = np.zeros(n, dtype=np.int32)
+        self.truncated = np.zeros(n, dtype=np.bool_)
+        self.aborted = np.zeros(n, dtype=np.bool_)
+
+    @property
+    def complete(self) -> bool:
+        return self.n_finished + self.n_gone + self.reported_lost >= self.issued
+
+    def usable_rewards(self, oldest: int | None) -> NDArray[np.float64]:
+        """Rewards of the issued rollouts, NaN where a rollout is not here, aborted, or of a version below `oldest`."""
+        usable = (self.holder >= 0) & ~self.aborted
+        if oldest is not None:
+            usable &= self.first_versions >= oldest
+        return np.where(usable, self.rewards, np.nan)[: self.issued]
+
+    def add(self, shard: GroupShard) -> int:
+        """Take in a shard and return how many of its rollouts were ignored as already here.
+
+        A rollout that was lost with its worker and comes again from another is taken. Raises `ShardError` when arrays
+        differ in length, an index is out of range, or the size is not the one expected.
+        """
+        given = len(shard.indices)
+        whole = given == self.size and not self.workers and bool((shard.indices == np.arange(given)).all())
+        self._check(shard, indices_too=not whole)
+        self.prompt_tokens = shard.prompt_tokens
+        self.reported_lost += shard.lost
+        if given == 0:
+            return 0
+        if shard.worker not in self.workers:
+            self.workers.append(shard.worker)
+        if whole:  # one worker made the group: nothing to put in order
+            self._take_whole(shard)
+            return 0
+        indices = shard.indices
+        fresh: slice | NDArray[np.bool_] = slice(None)
+        if self.n_finished and (self.holder[indices] >= 0).any():
+            fresh = self.holder[indices] < 0
+            indices = indices[fresh]
+        if self.n_gone:
+            self.n_gone -= len(np.unique(indices[self.holder[indices] == _LOST]))
+        self.holder[indices] = self.workers.index(shard.worker)
+        self.rewards[indices] = shard.rewards[fresh]
+        self.lengths[indices] = shard.lengths[fresh]
+        self.first_versions[indices] = shard.first_versions[fresh]
+        self.truncated[indices] = shard.truncated[fresh]
+        self.aborted[indices] = shard.aborted[fresh]
+        for name, values in shard.parts.items():
+            if name not in self.parts:
+                self.parts[name] = np.full(self.size, np.nan)
+            self.parts[name][indices] = values[fresh]
+        before, self.n_finished = self.n_finished, int(np.count_nonzero(self.holder >= 0))
+        return given - (self.n_finished - before)
+
+    def _take_whole(self, shard: GroupShard) -> None:
+        # Copies: what Ray hands over may be read-only memory of a whole message.
+        self.holder.fill(0)
+        self.rewards = np.array(shard.rewards, dtype=np.float64)
+        self.lengths = np.array(shard.lengths, dtype=np.int32)
+        self.first_versions = np.array(shard.first_versions, dtype=np.int32)
+        self.truncated = np.array(shard.truncated, dtype=np.bool_)
+        self.aborted = np.array(shard.aborted, dtype=np.bool_)
+        self.parts = {name: np.array(values, dtype=np.float64) for name, values in shard.parts.items()}
+        self.n_finished = self.size
+
+    def _check(self, shard: GroupShard, indices_too: bool) -> None:
+        n = len(shard.indices)
+        columns = (shard.rewards, shard.lengths, shard.first_versions, shard.truncated, shard.aborted)
+        columns += tuple(shard.parts.values())
+        parallel = all(len(values) == n for values in columns)
+        in_range = not (indices_too and n and (shard.indices.min() < 0 or shard.indices.max() >= self.size))
+        if shard.size == self.size and shard.lost >= 0 and parallel and in_range:
+            return
+        where = f"shard of group {shard.group} from worker {shard.worker!r}"
+        if shard.size != self.size:
+            raise ShardError(
+                f"{where}: size: {shard.size} is not the {self.size} rollouts that the group was announced with"
+            )
+        if shard.lost < 0:
+            raise ShardError(f"{where}: lost: {shard.lost} is negative")
+        names = ("rewards", "lengths", "first_versions", "truncated", "aborted", *shard.parts)
+        for name, values in zip(names, columns, strict=True):
+            if len(values) != n:
+                raise ShardError(f"{where}: {name}: {len(values)} entries for {n} indices; arrays must be parallel")
+        raise ShardError(f"{where}: indices: {shard.indices.tolist()} are not all in 0..{self.size - 1}")
+
+    def lose(self, worker: str) -> int:
+        """Count what `worker` holds as lost and return how many rollouts that were."""
+        if worker not in self.workers:
+            return 0
+        held = self.holder == self.workers.index(worker)
+        lost = int(np.count_nonzero(held))
+        self.holder[held] = _LOST
+        self.n_finished -= lost
+        self.n_gone += lost
+        return lost
+
+    def evaluate(self, settings: SelectorSettings, learner_version: int, staleness: int) -> Evaluation:
+        """Select among the rollouts that are here and fresh enough: learner_version - first version <= staleness."""
+        finished, usable, fresh = self._masks(learner_version - staleness)
+        outcome = select(
+            self.rewards if fresh is None else np.where(fresh, self.rewards, np.nan),
+            settings.m,
+            settings.rule,
+            settings.seed,
+            self.group,
+            min_valid=settings.min_valid,
+            no_signal_scope=settings.scope,
+            lengths=self.lengths,
+            truncated=self.truncated,
+            parts=self.parts,
+            prompt_tokens=self.prompt_tokens,
+        )
+        stats = group_stats(self, finished, usable, fresh, outcome)
+        if outcome.fate is Fate.TOO_FEW_VALID:
+            return Evaluation(self._cause(settings.floor, usable), stats, None)
+        if outcome.fate is Fate.NO_SIGNAL and settings.no_signal != "keep":
+            return Evaluation(Fate.NO_SIGNAL, stats, None)
+        return Evaluation(Fate.TRAINED, stats, self._selection(outcome))
+
+    def _masks(self, oldest: int | None) -> tuple[Mask, Mask, Mask]:
+        """Which rollouts are finished, which of these usable, and which of those fresh; None three times for all."""
+        if (
+            self.n_finished == self.size
+            and not np.count_nonzero(self.aborted)
+            and (oldest is None or self.first_versions[self.first_versions.argmin()] >= oldest)
+        ):
+            return None, None, None
+        finished = self.holder >= 0
+        usable = finished & ~self.aborted
+        return finished, usable, usable if oldest is None else usable & (self.first_versions >= oldest)
+
+    def _cause(self, floor: int, usable: Mask) -> Fate:
+        """Why too few are left: would there be enough without the staleness bound, or had none been lost?"""
+        finite = np.isfinite(self.rewards)
+        enough_but_stale = int(np.count_nonzero(finite if usable is None else finite & usable))
+        if enough_but_stale >= floor:
+            return Fate.STALE
+        lost = finite & (self.holder == _LOST) & ~self.aborted
+        never_came = int(np.count_nonzero(self.holder[: self.issued] == _PENDING))
+        if enough_but_stale + int(np.count_nonzero(lost)) + never_came >= floor:
+            return Fate.LOST
+        return Fate.TOO_FEW_VALID
+
+    def _selection(self, outcome: Outcome) -> Selection:
+        kept = outcome.kept
+        workers = [self.workers[holder] for holder in self.holder[kept].tolist()]
+        return Selection(
+            group=self.group,
+            locators=list(map(Locator._make, zip(workers, repeat(self.group), kept.tolist(), strict=False))),
+            rewards=self.rewards[kept],
+            lengths=self.lengths[kept],
+            prompt_tokens=self.prompt_tokens,
+            first_versions=self.first_versions[kept],
+            group_mean=outcome.group_mean,
+            group_std=outcome.group_std,
+            group_valid=outcome.n_valid,
+            settled=self.settled,
+        )
+
+    def stats(self) -> GroupStats:
+        """Numbers of the group as it is, nothing selected."""
+        return group_stats(self, *self._masks(None), None)

@@ -1,0 +1,276 @@
+"""From shards to a step's selections: which groups are complete, what each comes to, and who is handed over.
+
+Pure: no ray, no clock. Every group that is expected gets exactly one fate, reported exactly once: as a selection or a
+fate of a `Decision`, or by `cancel`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pods_cluster.selection.decision_packing import pack_selections, pack_stats, unpack_selections, unpack_stats
+from pods_cluster.selection.group_assembler import Evaluation, GroupAssembler, SelectorSettings, ShardError
+from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.selection.remainders import Remainders
+from pods_cluster.selection.stopping import Issue, Orders
+from pods_cluster.types import Fate, GroupId, GroupShard, Selection
+
+__all__ = ["Decision", "GroupAssembler", "GroupFate", "GroupStats", "SelectorCore", "SelectorSettings", "ShardError"]
+
+MAX_FATES = 4096
+"""Fates in one decision; further ones follow in the next."""
+REMEMBERED = 65536
+"""Groups whose fate is remembered, so that a second announcement of one is caught."""
+
+
+@dataclass(slots=True)
+class GroupFate:
+    """What became of a group that is not trained on, and its numbers."""
+
+    group: GroupId
+    fate: Fate
+    stats: GroupStats
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a step gets: `selections` oldest first, `stats` parallel to them, and the `fates` of groups with none.
+
+    `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `overtaken` of both are
+    older than the youngest in `selections`; `more_fates` did not fit in. `timed_out`: the poll's time ended.
+    `superseded`: a later poll has taken over, this one brings nothing. `waited` seconds passed before there was this much.
+    """
+
+    selections: list[Selection] = field(default_factory=list)
+    stats: list[GroupStats] = field(default_factory=list)
+    fates: list[GroupFate] = field(default_factory=list)
+    ready: int = 0
+    incomplete: int = 0
+    overtaken: int = 0
+    more_fates: int = 0
+    timed_out: bool = False
+    superseded: bool = False
+    waited: float = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fates = [(tuple(fate.group), fate.fate.value, pack_stats(fate.stats)) for fate in self.fates]
+        stats = [pack_stats(stats) for stats in self.stats]
+        counts = (self.ready, self.incomplete, self.overtaken, self.more_fates)
+        rest = (*counts, self.timed_out, self.superseded, self.waited)
+        return _unpack, (pack_selections(self.selections), stats, fates, rest)
+
+
+def _unpack(selections: tuple[Any, ...], stats: list[Any], fates: list[Any], rest: tuple[Any, ...]) -> Decision:
+    return Decision(
+        unpack_selections(selections),
+        [unpack_stats(values) for values in stats],
+        [GroupFate(GroupId(*group), Fate(fate), unpack_stats(values)) for group, fate, values in fates],
+        *rest,
+    )
+
+
+class SelectorCore:
+    """Holds the groups between generation and learning."""
+
+    def __init__(self, settings: SelectorSettings) -> None:
+        self.settings = settings
+        self.fate_counts: Counter[Fate] = Counter()
+        self.ignored: Counter[str] = Counter()
+        self._groups: dict[GroupId, GroupAssembler] = {}
+        self._orders_of: dict[GroupId, int] = {}  # place of each in the order of issue
+        self._unevaluated: dict[GroupId, None] = {}
+        self._trainable: dict[GroupId, Evaluation] = {}
+        self._fates: deque[GroupFate] = deque()
+        self._past: dict[GroupId, None] = {}
+        self._orders = Orders()
+        self._remainders = Remainders()
+        self._basis: tuple[int, int] | None = None
+        self._issued = 0
+
+    def expect(self, group: GroupId, size: int, order: int | None = None) -> int:
+        """Announce a group of `size` rollouts before any of it is generated; shards of unknown groups are ignored.
+
+        Returns how many of them to issue now, from index 0; `orders` asks for the rest. `order` is its place in the
+        order of issue (default: that of the calls). Raises ValueError for a size below 1, or a group that is already
+        expected or has had its fate (another attempt at a row has its own group id).
+        """
+        group = GroupId(*group)
+        if size < 1:
+            raise ValueError(f"size: {size} rollouts of group {group}; a group has at least 1")
+        if group in self._groups or group in self._past:
+            state = "is expected already" if group in self._groups else "has had its fate"
+            raise ValueError(f"group: {group} {state}; issue the row again under its next attempt number")
+        self._issued = max(self._issued, self._issued if order is None else order) + 1
+        settling = self.settings.settling
+        first = size if settling is None else settling.first(size, self.settings.m)
+        self._groups[group] = GroupAssembler(group, size, first)
+        self._orders_of[group] = self._issued - 1 if order is None else order
+        return first
+
+    def add(self, shard: GroupShard) -> None:
+        """Take in a shard. Rollouts that are here already and shards of groups not expected are only counted.
+
+        Raises `ShardError` for a shard that contradicts itself or its group.
+        """
+        held = self._groups.get(shard.group)
+        if held is None:
+            self.ignored["unknown_group_rollouts"] += len(shard.indices) + shard.lost
+            return
+        ignored = held.add(shard)
+        if ignored:
+            self.ignored["duplicate_rollouts"] += ignored
+        self._go_on(held)
+
+    def mark_lost(self, worker: str) -> int:
+        """A worker is gone, and with it every finished rollout that it held: how many of groups not yet handed over.
+
+        Rollouts that it had not reported are for the pool to report, as `lost` of a shard.
+        """
+        lost = 0
+        for held in self._groups.values():
+            gone = held.lose(worker)
+            if gone:
+                self._go_on(held)
+            lost += gone
+        return lost
+
+    def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:
+        """Give up groups that have no fate yet, and return those; later shards of them are ignored."""
+        cancelled = []
+        for group in groups:
+            held = self._groups.get(group)
+            if held is not None:
+                cancelled.append(GroupFate(held.group, Fate.CANCELLED, held.stats()))
+                self._finish(held.group, Fate.CANCELLED)
+        return cancelled
+
+    def orders(self) -> Orders:
+        """What the generators are to do about groups that are out, since the last call."""
+        orders, self._orders = self._orders, Orders()
+        orders.issue = [issue for issue in orders.issue if issue.group in self._groups]
+        orders.abort = [group for group in orders.abort if group in self._groups and not self._groups[group].complete]
+        return orders
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders)
+
+    def ready(self, learner_version: int, staleness: int) -> tuple[int, int]:
+        """How many groups could be trained at this version, and how many fates wait to be reported.
+
+        Raises `RuleError` when the rule fails on a group; the group is held and the next call raises again.
+        """
+        if self._basis != (learner_version, staleness):
+            self._basis = (learner_version, staleness)
+            oldest = learner_version - staleness
+            for group, evaluation in list(self._trainable.items()):
+                if evaluation.stats.n_stale or evaluation.stats.oldest_version < oldest:
+                    self._evaluate_again(group)
+        while self._unevaluated:
+            group = next(iter(self._unevaluated))
+            held = self._groups[group]
+            evaluation = held.evaluate(self.settings, learner_version, staleness)
+            del self._unevaluated[group]
+            if self.settings.settling is not None:
+                self._estimate(held, evaluation)
+            if evaluation.selection is None:
+                self._fates.append(GroupFate(group, evaluation.fate, evaluation.stats))
+                self._finish(group, evaluation.fate)
+            else:
+                self._trainable[group] = evaluation
+        return len(self._trainable), len(self._fates)
+
+    def oldest_ready(self, want: int) -> int:
+        """How many of the `want` oldest groups without a fate are trainable (by the last call of `ready`)."""
+        return len(self._oldest_trainable(want))
+
+    def collect(
+        self, want: int, learner_version: int, staleness: int, *, partial: bool = True, oldest_only: bool = False
+    ) -> Decision:
+        """Assemble a step: at most `want` selections, oldest group first, and the fates known.
+
+        A rollout is trained only if learner_version - its first version <= staleness; the selection of each group is
+        made over those that pass. `partial=False` hands over all `want` or none; `oldest_only` takes none from beyond
+        the `want` oldest groups, so that a group of long rollouts is not overtaken. A group in `selections` has left
+        the selector.
+        """
+        self.ready(learner_version, staleness)
+        if oldest_only:
+            chosen = self._oldest_trainable(want)
+        else:
+            chosen = sorted(self._trainable, key=self._orders_of.__getitem__)[:want]
+        if len(chosen) < want and not partial:
+            chosen = []
+        decision = Decision()
+        if chosen:
+            youngest = max(self._orders_of[group] for group in chosen)
+            older = sum(map(youngest.__gt__, self._orders_of.values()))
+            decision.overtaken = older - (len(chosen) - 1)
+        for group in chosen:
+            evaluation = self._trainable[group]
+            assert evaluation.selection is not None
+            decision.selections.append(evaluation.selection)
+            decision.stats.append(evaluation.stats)
+            self._finish(group, Fate.TRAINED)
+        while self._fates and len(decision.fates) < MAX_FATES:
+            decision.fates.append(self._fates.popleft())
+        decision.ready, decision.more_fates = len(self._trainable), len(self._fates)
+        decision.incomplete = len(self._groups) - decision.ready
+        return decision
+
+    def expected(self) -> list[GroupId]:
+        """Groups without a fate, in the order of issue."""
+        return sorted(self._groups, key=self._orders_of.__getitem__)
+
+    def _oldest_trainable(self, want: int) -> list[GroupId]:
+        return [group for group in self.expected()[:want] if group in self._trainable]
+
+    def _estimate(self, held: GroupAssembler, evaluation: Evaluation) -> None:
+        """Learn lengths from a group that ended by itself; say of one that was aborted what that saved."""
+        lengths = held.lengths[held.holder >= 0]
+        if not held.settled:
+            self._remainders.seen(lengths)
+        elif evaluation.stats.n_aborted:
+            saved = self._remainders.expected(lengths[held.aborted[held.holder >= 0]])
+            if saved is not None:
+                evaluation.stats.tokens_saved = saved
+
+    def _go_on(self, held: GroupAssembler) -> None:
+        """After news of a group: stop it, ask for its next portion, or evaluate it if it is complete."""
+        settling, m = self.settings.settling, self.settings.m
+        if settling is not None and not held.settled:
+            if settling.mode == "abort":
+                if not held.complete and settling.settled(held.usable_rewards(self._oldest), m):
+                    held.settled = True
+                    self._orders.abort.append(held.group)
+            elif held.complete and held.issued < held.size:
+                issue = settling.following(held.size, held.issued, held.usable_rewards(self._oldest), m)
+                held.settled = not issue
+                if issue:
+                    self._trainable.pop(held.group, None)
+                    length = held.stats().length_mean
+                    self._orders.issue.append(Issue(held.group, held.issued, held.issued + issue, length))
+                    held.issued += issue
+        if held.complete:
+            self._evaluate_again(held.group)
+
+    @property
+    def _oldest(self) -> int | None:
+        """The oldest version that the last step could train."""
+        return None if self._basis is None else self._basis[0] - self._basis[1]
+
+    def _evaluate_again(self, group: GroupId) -> None:
+        self._trainable.pop(group, None)
+        self._unevaluated[group] = None
+
+    def _finish(self, group: GroupId, fate: Fate) -> None:
+        del self._groups[group], self._orders_of[group]
+        self._trainable.pop(group, None)
+        self._unevaluated.pop(group, None)
+        self._past[group] = None
+        if len(self._past) > REMEMBERED:
+            del self._past[next(iter(self._past))]
+        self.fate_counts[fate] += 1

@@ -1,0 +1,226 @@
+"""The folder of a run: where everything lies that a run leaves behind.
+
+<dir>/<name>/config.yaml      the resolved configuration
+             metrics.jsonl    one object a step (see docs/metrics.md)
+             events.jsonl     what happened: start, evaluations, losses of workers, warnings, end
+             samples.jsonl    whole groups of rollouts, for people to read
+             evals.jsonl      one object for each held-out row of each evaluation: right or wrong
+             checkpoints/     states that --resume continues from
+             model/           the trained model in Hugging Face format
+             summary.json     the end-of-run summary
+             figures/         curves
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pods_cluster.telemetry.jsonl import read_lines
+from pods_cluster.telemetry.step_record import Record, drop_superseded
+
+
+class RunFolderError(Exception):
+    """The folder cannot be used as asked; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run, and what is read from them. `create`, `resume` and `open` make it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: str | Path, name: str, config_yaml: str) -> RunFolder:
+        """Make the folder of a new run. Raises RunFolderError if it holds anything already, or cannot be made."""
+        folder = cls(_absolute(root) / name)
+        try:
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.path.mkdir()
+            except FileExistsError:
+                if not folder.path.is_dir():
+                    raise RunFolderError(
+                        f"{folder.path}: is a file; run.dir and run.name must give a folder: change one of them"
+                    ) from None
+                if any(folder.path.iterdir()):
+                    raise RunFolderError(folder._occupied()) from None
+            folder._make_parts()
+            _write_atomically(folder.config, config_yaml)
+        except OSError as error:
+            raise RunFolderError(
+                f"{folder.path}: the run's folder cannot be made ({error.strerror or error}); set run.dir to a place "
+                f"that can be written"
+            ) from None
+        return folder
+
+    @classmethod
+    def resume(cls, root: str | Path, name: str, config_yaml: str) -> RunFolder:
+        """The folder of a run that goes on. A configuration that differs replaces config.yaml; the old one is kept
+        beside it as config.<n>.yaml. Raises RunFolderError if there is no run to go on with.
+        """
+        folder = cls.open(_absolute(root) / name)
+        try:
+            folder._make_parts()
+            old = folder.config.read_text(encoding="utf-8")
+            if old != config_yaml:
+                number = next(n for n in range(1, 10**6) if not (folder.path / f"config.{n}.yaml").exists())
+                _write_atomically(folder.path / f"config.{number}.yaml", old)
+                _write_atomically(folder.config, config_yaml)
+        except OSError as error:
+            raise RunFolderError(f"{folder.path}: cannot be written ({error.strerror or error})") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder of a run that exists. Raises RunFolderError."""
+        folder = cls(_absolute(path))
+        if not folder.path.exists():
+            raise RunFolderError(f"{folder.path}: there is no such run; start it without --resume, or correct run.name")
+        if not folder.config.is_file():
+            raise RunFolderError(f"{folder.path}: is no run's folder: it has no config.yaml; give the path of a run")
+        return folder
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        return self.path / "evals.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    def read_metrics(self) -> list[Record]:
+        """Step records that stand (steps that a resume took back left out), in the order written."""
+        return drop_superseded(read_lines(self.metrics))
+
+    def read_events(self) -> list[Record]:
+        """Every event; what happened is never taken back."""
+        return read_lines(self.events)
+
+    def read_samples(self) -> list[Record]:
+        """Sampled groups that stand."""
+        return drop_superseded(read_lines(self.samples))
+
+    def read_evals(self) -> list[Record]:
+        """Held-out rows of the evaluations that stand: `step`, `version`, `row`, `greedy` (true, false, or null where
+        it was not scored), `tokens`, and `sampled` (a list of such) where completions were sampled too.
+        """
+        return drop_superseded(read_lines(self.evals))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replace summary.json in one piece. Raises OSError."""
+        _write_atomically(self.summary, json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for one writer; freed by itself when the process ends, however it ends.
+
+        Raises RunFolderError if a process on this machine holds it. Where the file system has no locks it does nothing.
+        """
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another"
+                    raise RunFolderError(
+                        f"{self.path}: process {holder} is writing this run; stop it first, or use another run.name"
+                    ) from None
+            else:
+                with contextlib.suppress(OSError):  # only for the message above: a full disk is no reason to stop
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_parts(self) -> None:
+        for part in (self.checkpoints, self.figures):
+            part.mkdir(exist_ok=True)
+
+    def _occupied(self) -> str:
+        about = "holds files already"
+        if self.config.exists():
+            records = self.read_metrics()
+            step = max((record["step"] for record in records), default=0)
+            ago = time.time() - max(
+                path.stat().st_mtime for path in (self.config, self.metrics, self.events) if path.exists()
+            )
+            about = f"holds a run already (at step {step}, last written {_ago(ago)} ago)"
+        return f"{self.path}: {about}; continue it with --resume, choose another run.name, or remove the folder"
+
+
+def find_runs(root: str | Path) -> list[RunFolder]:
+    """The runs under a folder, newest first."""
+    root = _absolute(root)
+    found = [RunFolder(path.parent) for path in root.glob("*/config.yaml")] if root.is_dir() else []
+    return sorted(found, key=lambda run: run.config.stat().st_mtime, reverse=True)
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the new one, never a half."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
