@@ -11,6 +11,7 @@ from pods_cluster.dashboard import history, run_view
 from pods_cluster.dashboard.history import History
 from pods_cluster.dashboard.run_view import RunView
 from pods_cluster.dashboard.watcher import DashboardError, Runs
+from pods_cluster.telemetry import line_tail
 from pods_cluster.telemetry.line_tail import LineTail, newest, parse, sample_lines
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import resume_marker

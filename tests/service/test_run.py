@@ -12,7 +12,7 @@ import pytest
 
 from pods_cluster.config import Config, dump_config
 from pods_cluster.generation.messages import Failure
-from pods_cluster.run import checkpoints
+from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.loop import Run, RunError
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pods_cluster.generation.messages import Failure
 from pods_cluster.learning.rank_actors import LearnerError
-from pods_cluster.run import checkpoints
+from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.sizing import scaler
 from pods_cluster.sizing.moves import Moves, Pools, ScaleError, Sizes, check_request, describe, moves, rebuild_due
 from pods_cluster.types import Fate, GroupId

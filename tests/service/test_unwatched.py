@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pods_cluster.run import step_assembly
 from pods_cluster.telemetry import recorder as recorders
 from pods_cluster.telemetry.recorder import Recorder
 
