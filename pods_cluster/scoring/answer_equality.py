@@ -8,11 +8,14 @@ without its own timeouts: they need SIGALRM, hence a main thread; the scorer pro
 from __future__ import annotations
 
 import logging
+import math
 import re
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from pods_cluster.scoring.final_answer import last_formula, last_number, parse_number
+from pods_cluster.scoring.stated_values import is_monstrous, stated_values, states_several, without_asides
 
 # A candidate far longer than the reference is no restatement of it, and symbolic parsing is worse than linear.
 _LONGEST_CANDIDATE = 300
@@ -31,17 +34,24 @@ def answers_equal(gold: str, candidate: str) -> bool:
 
     A numeric gold also accepts prose around one number ("18 eggs", "x = $18"): the last number of the prose counts.
     """
-    if not candidate.strip():
+    candidate = without_asides(candidate)
+    if not candidate:
         return False
     gold_number, candidate_number = parse_number(gold), parse_number(candidate)
     if gold_number is not None and candidate_number is not None:
-        return gold_number == candidate_number
+        return gold_number == candidate_number or _as_share(gold) == _as_share(candidate)
+    if _name(gold) and _name(candidate) and _name(gold) != _name(candidate):
+        return False  # x=5 is not y=5
+    if _is_tuple(gold) != _is_tuple(candidate) and len(stated_values(gold)) > 1 and _listed(gold) == _listed(candidate):
+        return False  # (1,2) is a point, 1,2 are two values
     gold_text, candidate_text = normalise(gold), normalise(candidate)
     if gold_text == candidate_text:
         return True
     if gold_number is not None:
         if (number := parse_number(candidate_text)) is not None:
             return gold_number == number
+        if states_several(candidate):
+            return False  # 17 or 18: none of them is the answer
         if is_prose(candidate):
             return last_number(_right_side(candidate)) == gold_number
     gold_word, candidate_word = _word(gold_text), _word(candidate_text)
@@ -53,7 +63,32 @@ def answers_equal(gold: str, candidate: str) -> bool:
         return False
     if (formula := last_formula(candidate)) is not None:
         return answers_equal(gold, formula[0])
+    if is_monstrous(candidate):
+        return False
     return _same_meaning(gold, candidate)
+
+
+def _as_share(text: str) -> Fraction | None:
+    """The value of a number, a percentage as its hundredth: 25% is 0.25."""
+    value = parse_number(text)
+    return value / 100 if value is not None and "%" in text else value
+
+
+def _name(text: str) -> str | None:
+    """The letter that a whole answer is given for: x of `x = 5`."""
+    match = re.fullmatch(r"\s*\$?\s*(\\?[A-Za-z]+)\s*=[^=,;]*", text)
+    return match[1] if match and (match[1].startswith("\\") or len(match[1]) == 1) else None
+
+
+def _is_tuple(text: str) -> bool:
+    """Whether a text is one pair of round brackets with several entries in it."""
+    plain = re.sub(r"\\(?:left|right)(?![A-Za-z])|[\s$]", "", text)
+    return bool(re.fullmatch(r"\([^()]*,[^()]*\)", plain))
+
+
+def _listed(text: str) -> bool:
+    """Whether entries stand side by side, in round brackets or in none; a set or an interval does not count."""
+    return not re.search(r"[\[\]]|\\[{}]|=|\\in(?![A-Za-z])", text)
 
 
 def is_prose(text: str) -> bool:
@@ -110,6 +145,19 @@ def _parse(text: str) -> list[Any]:
 def _same_meaning(gold: str, candidate: str) -> bool:
     from math_verify import verify
 
-    strip = str.maketrans("", "", "$")
-    parsed = _parse(gold.replace("\\$", "").translate(strip)), _parse(candidate.replace("\\$", "").translate(strip))
+    parsed = _parse(_for_parser(gold)), _parse(_for_parser(candidate))
     return bool(verify(*parsed, timeout_seconds=None))
+
+
+def _for_parser(text: str) -> str:
+    """A formula without dollar signs, the root of a negative number as a multiple of i."""
+    plain = text.replace("\\$", "").replace("$", "")
+    return re.sub(r"\\sqrt\{\s*-\s*(\d+)\s*\}", _imaginary, plain)
+
+
+def _imaginary(match: re.Match[str]) -> str:
+    number = int(match[1])
+    root = math.isqrt(number)  # the parser leaves the root of a square as it is
+    if root * root == number:
+        return "i" if root == 1 else f"{root}i"
+    return rf"\sqrt{{{number}}}i"

@@ -18,6 +18,7 @@ from pods_cluster.scoring.final_answer import (
     marked_answer,
     parse_number,
 )
+from pods_cluster.scoring.stated_values import states_several
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ def math_answer(completion: str, answer: str | None, *, where: Where = "any") ->
         return float(any(answer_equality.answers_equal(gold, candidate) for candidate in candidates if candidate))
     if formula is not None and last_number(formula[1]) is None:  # the end is a formula: 3 is not $2\sqrt{3}$
         return float(answer_equality.answers_equal(gold, formula[0]))
+    lines = completion.strip().splitlines() or [""]
+    if states_several(last_statement(completion) or lines[-1]):
+        return 0.0
     return float(last_number(completion) == gold_number)
 
 

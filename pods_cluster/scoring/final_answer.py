@@ -30,6 +30,17 @@ _WHOLE_NUMBER = re.compile(
     rf"(?P<sign2>[-+]?)(?:(?P<whole2>\d+)\s+)?(?P<above>{_UNSIGNED})(?:\s*/\s*(?P<below>\d+))?$"
 )
 _MATH_SEGMENT = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$", re.DOTALL)
+_TEN_TO = re.compile(r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))$")
+_REPEATING = re.compile(r"(?P<sign>[-+]?)(?P<whole>\d*)\.(?P<once>\d*)\\(?:overline|bar|dot)\s*\{?(?P<again>\d+)\}?$")
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Words that multiply the number before them, as powers of ten."""
+_SCALE = re.compile(
+    r"(?<=[\d})])(?:\s|\\[ ,;:!])*(?:\\(?:text|mbox|mathrm|textrm)\s*\{\s*)?(?P<word>"
+    + "|".join(SCALES)
+    + r")s?(?![A-Za-z])"
+    r"(?P<behind>[^{}]*)\}?",
+    re.IGNORECASE,
+)
 _ANSWER_PHRASE = re.compile(r"\banswer\s*(?:is|are|:|=)\s*:?\s*([^\n]+)", re.IGNORECASE)
 
 
@@ -75,18 +86,31 @@ def last_number(text: str) -> Fraction | None:
         return None
     sign = -1 if "-" in (last["sign"] or "") else 1
     if last["number"] is not None:
-        return _value(sign, None, last["number"], last["below"])
-    return _value(sign, last["whole"], last["up"] or last["up1"], last["down"] or last["down1"])
+        value = _value(sign, None, last["number"], last["below"])
+    else:
+        value = _value(sign, last["whole"], last["up"] or last["up1"], last["down"] or last["down1"])
+    scale = _SCALE.match(last.string, last.end())
+    return value * 10 ** SCALES[scale["word"].lower()] if value is not None and scale else value
 
 
 def parse_number(text: str) -> Fraction | None:
     r"""The value of a text that is one number and nothing else, exactly, or None.
 
-    Understands `1,800`, `$18`, `25\%` (as 25), `18.`, `-3/4`, `\frac{3}{4}`, `1\frac{1}{2}`, `1 1/2`, `90^\circ`.
+    Understands `1,800`, `$18`, `25\%` (as 25), `18.`, `-3/4`, `\frac{3}{4}`, `1\frac{1}{2}`, `1 1/2`, `90^\circ`,
+    `1.5\times 10^6`, `0.\overline{3}`, `5\text{ million}`.
     """
+    if (scale := _SCALE.search(text)) is not None:
+        rest = scale["behind"].strip(" .$").casefold()
+        value = parse_number(text[: scale.start()]) if rest in ("", "dollars", "dollar") else None
+        return None if value is None else value * 10 ** SCALES[scale["word"].lower()]
+    if (power := _TEN_TO.search(text.strip().strip("$").rstrip("."))) is not None:
+        value = parse_number(text.strip().strip("$")[: power.start()])
+        return None if value is None else value * Fraction(10) ** int(power[1] or power[2])
     plain = _plain(text).strip().rstrip(".").replace("$", "").replace("%", "").replace("°", "")
     plain = re.sub(r"\^\{?\\circ\}?|\\(?:left|right)\b", "", plain).strip()
     plain = re.sub(r"^([-+])\s+", r"\1", plain)
+    if (repeating := _REPEATING.match(plain)) is not None:
+        return _repeating(repeating)
     match = _WHOLE_NUMBER.match(plain)
     if match is None:
         return None
@@ -133,6 +157,17 @@ def _value(sign: int, whole: str | None, above: str, below: str | None) -> Fract
         return None  # a number that long is no answer, and its power of ten would fill memory
     divisor = int(below or 1)
     return None if divisor == 0 else sign * (int(whole or 0) + Fraction(above.replace(",", "")) / divisor)
+
+
+def _repeating(match: re.Match[str]) -> Fraction | None:
+    """A decimal whose last digits repeat for ever: 0.1(6) = 1/10 + 6/90."""
+    whole, once, again = match["whole"] or "0", match["once"], match["again"]
+    if len(whole) + len(once) + len(again) > 100:
+        return None
+    value = Fraction(int(whole + once or "0"), 10 ** len(once)) + Fraction(
+        int(again), 10 ** len(once) * (10 ** len(again) - 1)
+    )
+    return -value if match["sign"] == "-" else value
 
 
 def _last_boxed(text: str) -> tuple[int, str] | None:
