@@ -21,7 +21,7 @@ from pods_cluster.run.controller import start_controller
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.dashboard.conftest import SECRET, Served
 from tests.dashboard.test_page import CHROMIUM, browser, page, until  # noqa: F401 (fixtures)
-from tests.service.conftest import Made, made_in
+from tests.tiny_run import Made, made_in
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; apt-get install chromium")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -12,8 +12,7 @@ from pods_cluster.config import LoraConfig
 from pods_cluster.learning.forward import inner
 from pods_cluster.learning.policy_model import add_adapters
 from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
-
-from .learner import Learner
+from tests.generation.learner import Learner
 
 
 class AdaptedModel:

@@ -31,9 +31,8 @@ from pods_cluster.types import (
     SamplingParams,
     Selection,
 )
-
-from .learner import Learner
-from .rewards import first_token_is_digit, length
+from tests.generation.learner import Learner
+from tests.generation.rewards import first_token_is_digit, length
 
 pytestmark = pytest.mark.usefixtures("cluster")
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .support import save_model
+from tests.learning.support import save_model
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +37,8 @@ class Pair:
 
 @pytest.fixture(scope="session")
 def two(one_rank, model_folder, tmp_path_factory):
-    from . import resharding
-    from .pair import run_pair
+    from tests.learning import resharding
+    from tests.learning.pair import run_pair
 
     folder = tmp_path_factory.mktemp("pair")
     before = {case: resharding.first_half(case, model_folder, folder / "grown", 0, 1) for case in resharding.CASES}

@@ -1,4 +1,4 @@
-"""Two learner ranks as plain processes of their own: `python -m learning.pair RANK PORT MODEL FOLDER`.
+"""Two learner ranks as plain processes of their own: `python -m tests.learning.pair RANK PORT MODEL FOLDER`.
 
 One pair does all that tests want of two ranks, because a process spends far more time on its imports than on that.
 """
@@ -16,7 +16,7 @@ import torch
 
 from pods_cluster.learning import process_group
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SECONDS = 400
 
 
@@ -25,14 +25,14 @@ def run_pair(model: Path, folder: Path) -> Sequence[Any]:
     store = process_group.open_store("127.0.0.1", 2, 120)
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
     }
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
     ranks: list[subprocess.Popen[bytes]] = []
     for rank, log in enumerate(logs):
-        command = [sys.executable, "-m", "learning.pair", str(rank), str(store.port), str(model), str(folder)]
+        command = [sys.executable, "-m", "tests.learning.pair", str(rank), str(store.port), str(model), str(folder)]
         with log.open("w") as out:
             ranks.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
     try:
@@ -45,8 +45,7 @@ def run_pair(model: Path, folder: Path) -> Sequence[Any]:
 
 
 def main() -> None:
-    # Here, as the test process imports this module too, under another name.
-    from learning import resharding, two_ranks
+    from tests.learning import resharding, two_ranks
 
     rank, port, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)

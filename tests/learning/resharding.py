@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from learning.support import config_for, make_step
 from pods_cluster.config import Config
 from pods_cluster.learning import rank_checkpoint
 from pods_cluster.learning.learner_group import plan_settings
 from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer
+from tests.learning.support import config_for, make_step
 
 RATES = [1e-2, 3e-3, 8e-3, 5e-3]
 HALF = 2

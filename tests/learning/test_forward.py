@@ -6,8 +6,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, 
 
 from pods_cluster.learning.forward import Policy, collate
 from pods_cluster.learning.log_probs import LogProbLinear
-
-from .support import make_step, save_model, true_log_probs
+from tests.learning.support import make_step, save_model, true_log_probs
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,

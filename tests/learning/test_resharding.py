@@ -9,11 +9,10 @@ from transformers import AutoModelForCausalLM
 
 from pods_cluster.learning import rank_checkpoint
 from pods_cluster.learning.trainer import Trainer
-
-from . import resharding
-from .resharding import CASES, RATES, config_of, second_half, steps
-from .support import OneBigBatch, make_step
-from .test_trainer import assert_same_parameters
+from tests.learning import resharding
+from tests.learning.resharding import CASES, RATES, config_of, second_half, steps
+from tests.learning.support import OneBigBatch, make_step
+from tests.learning.test_trainer import assert_same_parameters
 
 
 @pytest.fixture(scope="module")

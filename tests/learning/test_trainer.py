@@ -9,8 +9,7 @@ from pods_cluster.learning.learner_group import plan_settings
 from pods_cluster.learning.policy_model import ModelError, load_model, parameter_groups
 from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer, correction_is_on
-
-from .support import OneBigBatch, config_for, make_step, true_log_probs
+from tests.learning.support import OneBigBatch, config_for, make_step, true_log_probs
 
 RATES = [1e-2, 3e-3]
 

@@ -5,10 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pods_cluster.learning.trainer import Trainer
-
-from .support import OneBigBatch, config_for, make_step, true_log_probs
-from .test_trainer import assert_same_parameters
-from .two_ranks import RATES, SCENARIOS
+from tests.learning.support import OneBigBatch, config_for, make_step, true_log_probs
+from tests.learning.test_trainer import assert_same_parameters
+from tests.learning.two_ranks import RATES, SCENARIOS
 
 
 @pytest.fixture

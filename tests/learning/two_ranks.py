@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from learning.support import config_for, make_step
 from pods_cluster.learning.learner_group import plan_settings
 from pods_cluster.learning.step_plan import plan_step
 from pods_cluster.learning.trainer import Trainer
+from tests.learning.support import config_for, make_step
 
 RATES = [1e-2, 3e-3]
 # Three rollouts in two updates: in the second one a rank has none. (Over a kept set of one, scope `kept` has no

@@ -12,8 +12,7 @@ import pytest
 
 from pods_cluster.selection.actor import SelectorActor, start_selector
 from pods_cluster.types import Fate, GroupId
-
-from .shards import shard
+from tests.selection.shards import shard
 
 ray = pytest.importorskip("ray")
 

@@ -15,8 +15,7 @@ from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings
 from pods_cluster.selection.stopping import Settling
 from pods_cluster.types import Fate, GroupId
-
-from .shards import shard
+from tests.selection.shards import shard
 
 A, B = GroupId(0, 1), GroupId(0, 2)
 

@@ -12,8 +12,7 @@ from rich.console import Console
 from pods_cluster.telemetry.number_format import compact, duration, percent, plain_text, size, sparkline
 from pods_cluster.telemetry.progress import Progress, ProgressState, line
 from pods_cluster.telemetry.recorder import Recorder
-
-from .synthetic import told_steps
+from tests.telemetry.synthetic import told_steps
 
 
 def records(steps: int = 30) -> list[dict]:

@@ -16,8 +16,7 @@ from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.sinks import SinkUnavailable, TensorBoardSink, WandbSink
 from pods_cluster.telemetry.step_record import SampleGroup, drop_superseded, merge_steps
 from pods_cluster.types import Fate, GroupId
-
-from .synthetic import rollouts, told_steps
+from tests.telemetry.synthetic import rollouts, told_steps
 
 
 class ListSink:

@@ -12,8 +12,7 @@ from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.report import render
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.summary import Summary, summarize, write_summary
-
-from .synthetic import told_steps
+from tests.telemetry.synthetic import told_steps
 
 
 @pytest.fixture(scope="module")

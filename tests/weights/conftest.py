@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-import weight_parts
-from weight_cluster import Cluster
+
+from tests.weights import weight_parts
+from tests.weights.weight_cluster import Cluster
 
 
 @pytest.fixture(scope="package")

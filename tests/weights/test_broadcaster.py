@@ -9,11 +9,11 @@ import time
 
 import pytest
 import ray
-from weight_cluster import PATIENT, SHORT, WAIT, alive, broadcaster, holds, publish, settings, step
-from weight_parts import make_tensors
 
 from pods_cluster.config import WeightsConfig
 from pods_cluster.weights.broadcast import Broadcaster, LearnerFailed, PublishReport
+from tests.weights.weight_cluster import PATIENT, SHORT, WAIT, alive, broadcaster, holds, publish, settings, step
+from tests.weights.weight_parts import make_tensors
 
 
 def test_a_version_reaches_all_and_the_group_is_kept(cluster):

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import ray
 import torch
-from weight_cluster import PATIENT, SHORT, WAIT, Cluster, alive, broadcaster, holds, publish
-from weight_parts import TensorSource, make_tensors, make_update
 
 from pods_cluster.weights import relay_socket
 from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.receiver import Receiver
 from pods_cluster.weights.relay_plan import Place
 from pods_cluster.weights.sender import WeightSender
+from tests.weights.weight_cluster import PATIENT, SHORT, WAIT, Cluster, alive, broadcaster, holds, publish
+from tests.weights.weight_parts import TensorSource, make_tensors, make_update
 
 ELSEWHERE = Place("another node")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from weight_parts import SHAPES, TensorSource, make_tensors, make_update
 
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import (
@@ -27,6 +26,7 @@ from pods_cluster.weights.protocol import (
 from pods_cluster.weights.receiver import Receiver, make_receiver
 from pods_cluster.weights.sender import WeightSender
 from pods_cluster.weights.transport import bind, local_address
+from tests.weights.weight_parts import SHAPES, TensorSource, make_tensors, make_update
 
 TIMEOUT = 20.0  # where nothing is to fail
 SHORT = 1.5  # where a deadline is to be met

@@ -8,12 +8,12 @@ import signal
 from typing import Any
 
 import ray
-import weight_parts
-from weight_parts import Rank, Worker, make_tensors
 
 from pods_cluster.config import WeightsConfig
 from pods_cluster.weights.broadcast import Broadcaster, PublishReport
 from pods_cluster.weights.fingerprint import fingerprints
+from tests.weights import weight_parts
+from tests.weights.weight_parts import Rank, Worker, make_tensors
 
 WAIT = 60.0
 PATIENT = {"rendezvous_timeout": 30.0, "transfer_timeout": 30.0}

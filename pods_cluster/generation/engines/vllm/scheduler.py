@@ -3,7 +3,7 @@
 vLLM's own loops cost about 12 microseconds a sequence and step to schedule it and 10 more to take its token: 23 ms for
 1,024 sequences of which the card needs 14 (3B) or 6 (0.5B). A running request that decodes one token and whose place in
 its last block is free needs none of that work. Everything else (admission, prefills, pre-emption, whatever this file
-does not know) goes vLLM's way; the same steps come out, which tests/generation/test_vllm_scheduler.py holds against it.
+does not know) goes vLLM's way; the same steps come out, which tests/generation/engines/vllm/test_scheduler.py holds against it.
 
 Requests of the short way share one output a step, under `DECODED`; `vllm_compat.decoded` reads it.
 """

@@ -1,0 +1,193 @@
+"""`pods train` as its user types it: run, interrupt, resume, evaluate. Separate processes, a Ray cluster of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.telemetry.run_folder import RunFolder
+from tests.client.command import pods, run
+from tests.tiny_run import Made
+
+SETTINGS = [
+    "selector.no_signal=keep",  # every step trains all its groups
+    "generator.rollouts_per_prompt=8",
+    "learner.prompts_per_step=4",
+    "learner.learning_rate=1e-3",
+    "learner.schedule=linear",
+    "learner.warmup_steps=2",
+    "run.steps=5",
+    "run.eval.every=5",
+    "run.checkpoint.every=0",
+    "run.samples_every=2",
+]
+
+
+def arguments(made: Made, runs: Path, name: str) -> list[str]:
+    reward = Path(__file__).parents[1] / "run" / "rewards.py"
+    return [*made.overrides(runs), f"run.name={name}", f"reward.0.name={reward}:even_digits", *SETTINGS]
+
+
+def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
+    """Start a run, send Ctrl-C when its metrics reach `step`, and wait for its end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("RAY_ADDRESS", None)
+    with subprocess.Popen(
+        pods(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        deadline = time.monotonic() + 240
+        metrics = folder / "metrics.jsonl"
+        while time.monotonic() < deadline and process.poll() is None:
+            if metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines()):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        try:
+            output, _ = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return process.returncode, output
+
+
+def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_path: Path):
+    broken = ("train", "--plain", str(CONFIG), *arguments(made, tmp_path, "broken"))
+    # Two commands at a time, each with a cluster of its own: most of their time they wait for processes to come up.
+    with ThreadPoolExecutor(1) as beside:
+        unbroken = beside.submit(run, "train", "--plain", str(CONFIG), *arguments(made, tmp_path, "whole"))
+        code, output = interrupt_after(2, tmp_path / "broken", *broken)
+        whole = unbroken.result()
+        assert whole.returncode == 0, whole.stdout + whole.stderr
+        assert code == 0, output
+        assert "Ctrl-C" in output
+        stopped = RunFolder.open(tmp_path / "broken")
+        reached = max(record["step"] for record in stopped.read_metrics())
+        assert 2 <= reached < 5, output
+        evaluated = beside.submit(run, "eval", "--json", str(tmp_path / "whole"))
+        resumed = run(*broken, "--resume")
+        assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+        evaluation = evaluated.result()
+
+    first, second = RunFolder.open(tmp_path / "whole"), RunFolder.open(tmp_path / "broken")
+    rewards = [{r["step"]: r["reward"] for r in folder.read_metrics() if "reward" in r} for folder in (first, second)]
+    assert list(rewards[0]) == [1, 2, 3, 4, 5]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    rates = [
+        {r["step"]: r["learning_rate"] for r in folder.read_metrics() if "loss" in r} for folder in (first, second)
+    ]
+    assert rates[0] == rates[1]
+    weights = [load_file(folder.model / "model.safetensors") for folder in (first, second)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(
+            weights[1][name], tensor, atol=1e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+    _a_run_leaves_what_people_read(first)
+    _a_second_start_is_refused(made, tmp_path)
+    _its_checkpoint_was_evaluated(evaluation, first)
+
+
+def _a_run_leaves_what_people_read(folder: RunFolder) -> None:
+    samples = folder.read_samples()
+    assert {sample["step"] for sample in samples} == {2, 4}
+    for sample in samples:
+        assert len(sample["rollouts"]) == 8
+        assert sum(rollout["kept"] for rollout in sample["rollouts"]) == 4
+        assert all(rollout["reward"] is not None for rollout in sample["rollouts"])
+    summary = json.loads(folder.summary.read_text())
+    assert summary["status"] == "finished"
+    assert summary["rollouts"]["trained"] == 5 * 4 * 4
+    assert (folder.figures / "curve.png").stat().st_size > 10_000
+
+
+def _a_second_start_is_refused(made: Made, runs: Path) -> None:
+    again = run("train", str(CONFIG), *arguments(made, runs, "whole"))
+    assert again.returncode == 1
+    assert "--resume" in again.stderr
+    assert again.stderr.startswith("error: ")
+    assert ".py" not in again.stderr  # no line of a traceback either
+
+
+def _its_checkpoint_was_evaluated(result: subprocess.CompletedProcess[str], folder: RunFolder) -> None:
+    assert result.returncode == 0, result.stderr
+    values = json.loads(result.stdout.strip().splitlines()[-1])
+    last = [record for record in folder.read_metrics() if "eval/reward" in record][-1]
+    assert values["eval/reward"] == pytest.approx(last["eval/reward"], abs=1e-6)
+    assert values["eval/rows"] == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["selector.keep=99"], "selector.keep"),
+        (["learner.lerning_rate=1"], "did you mean learning_rate"),
+        (["reward.0.name=exact_mach"], "exact_match"),
+        (["selector.rule=max_varance"], "max_variance"),
+        (["data.prompt=question"], "data.prompt"),
+        (["model.path=/nowhere"], "model.path"),
+        (["selector.settle=abort", "selector.rule=random"], "settled condition"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_check(made: Made, tmp_path: Path, overrides: list[str], said: str):
+    result = run("check", str(CONFIG), *made.overrides(tmp_path), *overrides)
+    assert result.returncode == 1
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_check_prints_plan_and_prompt_without_ray_or_torch(made: Made, tmp_path: Path):
+    code = (
+        "import sys; sys.argv = ['pods', 'check', *sys.argv[1:]]\n"
+        "from pods_cluster.client.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert not {'ray', 'torch', 'vllm'} & set(sys.modules), 'imported'\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(CONFIG), *made.overrides(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "160"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "rollouts generated for each one trained" in result.stdout
+    assert "first prompt, as the engine reads it" in result.stdout
+
+
+def test_the_controller_needs_neither_torch_nor_transformers():
+    """The command imports it too: it would start three seconds later."""
+    code = (
+        "import sys, pods_cluster.run.controller, pods_cluster.learning.step_sums\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_pools_larger_than_the_cluster_are_refused(made: Made, tmp_path: Path):
+    result = run("train", str(CONFIG), *arguments(made, tmp_path, "large"), "generator.gpus_per_worker=4")
+    assert result.returncode == 1
+    assert "need 4 GPUs, the cluster has 0" in result.stderr
+    assert not (tmp_path / "large").exists()
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(made: Made, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    result = run("check", str(CONFIG), *arguments(made, tmp_path, "away"), "--address", nobody, timeout=120)
+    assert result.returncode == 1
+    assert f"cluster.address: {nobody} cannot be used" in result.stderr
+    assert "refused" in result.stderr

@@ -1,0 +1,98 @@
+"""Laws of the whole loop, over random fates, deaths, joins, settling, waves and publishes: the real selector core and
+assembler in a made-up world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pods_cluster.run import loop as run_module
+from pods_cluster.types import Fate, GroupId
+from tests.run.parts import loop_config
+from tests.run.world import Chances, Life
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "EMPTY_STEPS", 10_000)
+
+
+SOME = st.sampled_from([0.0, 0.01, 0.05])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chances=st.builds(
+        Chances,
+        finish=st.sampled_from([0.05, 0.3, 0.9]),
+        die=SOME,
+        scale=SOME,
+        refuse_weights=SOME,
+        lose_on_the_way=st.sampled_from([0.0, 0.01]),
+        no_reward=st.sampled_from([0.0, 0.2]),
+        accuracy=st.sampled_from([0.15, 0.5, 0.9]),
+    ),
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 4),
+    staleness=st.integers(0, 3),
+    settle=st.sampled_from(["off", "abort", "waves"]),
+    no_signal=st.sampled_from(["replace", "drop", "keep"]),
+    n=st.sampled_from([4, 7, 12]),
+    prompts=st.integers(1, 4),
+)
+def test_every_group_has_one_fate_and_nothing_is_left_behind(
+    tmp_path: Path,
+    chances: Chances,
+    seed: int,
+    workers: int,
+    staleness: int,
+    settle: str,
+    no_signal: str,
+    n: int,
+    prompts: int,
+) -> None:
+    config = loop_config(
+        f"staleness={staleness}",
+        f"selector.settle={settle}",
+        f"selector.no_signal={no_signal}",
+        f"generator.rollouts_per_prompt={n}",
+        f"generator.workers={workers}",
+        f"learner.prompts_per_step={prompts}",
+        "selector.waves=3",
+        "selector.keep=3",
+        "selector.min_valid=2",
+        "run.steps=6",
+    )
+    life = Life(config, chances, seed, tmp_path)
+    life.main()  # ends: no deadlock; inside: never a rollout older than k trained, never two fates, never too many out
+    ledger = life.run.ledger
+    assert not ledger.out, "a place leaked"
+    assert not life.run.assembler.out
+    assert not life.run.assembler.sizes
+    assert life.fates.keys() == life.world.issued.keys(), "a group has no fate"
+    assert ledger.fates == Counter(life.fates.values())
+    assert ledger.issued == len(life.fates)
+    assert sorted(life.learners.trained) == sorted(g for g, fate in life.fates.items() if fate is Fate.TRAINED)
+    assert not life.selector.core.expected(), "the selector still waits for a group"
+    # whatever was served and has not had its end will be served again
+    served = {(group.epoch, group.row) for group in life.fates}
+    ended = {(g.epoch, g.row) for g, fate in life.fates.items() if fate not in (Fate.LOST, Fate.CANCELLED)}
+    assert {(0, prompt.row) for prompt in life.stream.returned} >= served - ended
+    for worker in life.world.members.values():
+        assert not worker.running, "a rollout is generated for nobody"
+        assert not worker.held, "a rollout is held for nobody"
+        assert not worker.groups
+    if settle == "waves":
+        _portions_are_whole(life.world.issued, n)
+    else:
+        assert all(len(indices) == n for indices in life.world.issued.values())
+
+
+def _portions_are_whole(issued: dict[GroupId, set[int]], n: int) -> None:
+    for group, indices in issued.items():
+        assert indices == set(range(len(indices))), f"{group}: {sorted(indices)}"
+        assert len(indices) in {4: {3, 4}, 7: {3, 5, 7}, 12: {4, 8, 12}}[n]

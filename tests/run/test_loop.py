@@ -1,0 +1,212 @@
+"""The loop with the real selector core and made-up rollouts: fates, replacements, staleness, failures, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pods_cluster.generation.messages import Failure
+from pods_cluster.run import checkpoints, step_assembly
+from pods_cluster.run.loop import RunError
+from pods_cluster.types import Fate, GroupId
+from tests.run.made_up_loop import Loop
+from tests.run.parts import loop_config
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
+
+
+def test_each_step_trains_its_prompts_once_on_the_newest_weights(tmp_path: Path):
+    loop = Loop(loop_config(), tmp_path)
+    loop.main()
+    assert loop.trained_rows() == list(range(12))
+    assert loop.publisher.published == [0, 1, 2, 3]
+    assert loop.fates == {Fate.TRAINED: 12}
+    for step, selections in enumerate(loop.learners.steps):
+        assert all((selection.first_versions == step).all() for selection in selections)
+        assert all(len(selection) == 4 for selection in selections)
+
+
+def test_a_group_without_signal_is_replaced_by_another_prompt(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
+    loop.main()
+    assert [len(step) for step in loop.learners.steps] == [4, 4]
+    assert loop.trained_rows() == [0, 2, 3, 4, 5, 6, 7, 8]
+    assert loop.fates == {Fate.TRAINED: 8, Fate.NO_SIGNAL: 1}
+
+
+def test_drop_makes_the_step_smaller(tmp_path: Path):
+    config = loop_config("run.steps=1", "selector.no_signal=drop")
+    loop = Loop(config, tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
+    loop.main()
+    assert loop.trained_rows() == [0, 2, 3]
+
+
+def test_keep_trains_groups_without_signal(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=1", "selector.no_signal=keep"), tmp_path, lambda group, index: 1.0)
+    loop.main()
+    assert loop.trained_rows() == [0, 1, 2, 3]
+
+
+def test_replacements_are_bounded_and_a_run_without_signal_ends(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=50", "selector.max_replacements=2"), tmp_path, lambda group, index: 1.0)
+    with pytest.raises(RunError, match=r"no group to train on.*5th step in a row"):
+        loop.main()
+    # four prompts and eight replacements a step, five steps
+    assert loop.fates == {Fate.NO_SIGNAL: 60}
+    assert loop.learners.steps == []
+
+
+def test_waves_issue_what_is_needed_and_say_what_was_saved(tmp_path: Path):
+    config = loop_config("run.steps=2", "selector.settle=waves", "selector.waves=2")
+    # row 1 needs its second portion, the others are settled by the first
+    loop = Loop(config, tmp_path, lambda group, index: float(index > 4 if group.row == 1 else index % 2))
+    loop.main()
+    assert sorted(loop.trained_rows()) == list(range(8))
+    issued = [(portion.group.row, portion.start, portion.stop) for portion in loop.pool.portions]
+    assert [portion for portion in issued if portion[1]] == [(1, 4, 8)]
+    record = loop.folder.read_metrics()[0]
+    assert record["groups/settled"] == 3
+    assert record["groups/settled_share"] == 0.75
+    assert record["rollouts/unissued"] == 12
+    assert record["tokens/saved"] == 36
+    assert record["rollouts/generated"] == 20
+    assert record["tokens/sampled"] == 60
+    assert record["reward/settled"] == 0.5
+    assert record["reward/uncensored"] == 6 / 16
+    assert [selection.settled for selection in loop.learners.steps[0]].count(True) == 3
+
+
+def test_what_attends_to_the_generators_fails_the_run(tmp_path: Path):
+    loop = Loop(loop_config("selector.settle=waves", "selector.waves=2"), tmp_path)
+
+    async def orders(timeout: float) -> Any:
+        raise ValueError("a report to the selector failed")
+
+    loop.selector.orders = orders  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a report to the selector failed"):
+        loop.main()
+
+
+def test_missing_rewards_never_train(tmp_path: Path):
+    def rewards(group: GroupId, index: int) -> float:
+        if group.row == 0 and index < 6:
+            return math.nan
+        return float(index % 2)
+
+    loop = Loop(loop_config("run.steps=1"), tmp_path, rewards)
+    loop.main()
+    assert loop.fates == {Fate.TRAINED: 4, Fate.TOO_FEW_VALID: 1}
+    assert loop.trained_rows() == [1, 2, 3, 4]
+    record = loop.folder.read_metrics()[-1]
+    assert record["rollouts/excluded"] == 6
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_no_rollout_older_than_the_bound_is_trained(tmp_path: Path, staleness: int):
+    loop = Loop(loop_config(f"staleness={staleness}", "run.steps=8"), tmp_path)
+    loop.main()
+    ages = [
+        version - first
+        for version, selections in enumerate(loop.learners.steps)
+        for selection in selections
+        for first in selection.first_versions
+    ]
+    assert max(ages) == staleness
+    assert sorted(loop.trained_rows()) == list(range(32))
+    assert not loop.run.ledger.out
+
+
+def test_groups_of_a_dead_worker_are_made_again(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.pool.hold = lambda group: group.attempt == 0 and group.row == 2
+    loop.pool.failures = [Failure("loop/generator/0", "died: killed", [GroupId(0, 2)])]
+    loop.main()
+    assert sorted(loop.trained_rows()) == list(range(8))
+    assert loop.fates == {Fate.TRAINED: 8, Fate.LOST: 1}
+    assert list(loop.pool.handles) == ["loop/generator/1"]
+    kinds = [event["kind"] for event in loop.folder.read_events()]
+    assert "worker_failed" in kinds
+    assert "worker_replaced" in kinds
+
+
+def test_a_worker_that_dies_with_selected_rollouts_costs_only_what_the_learner_could_not_take(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.pool.hold = lambda group: group.attempt == 0 and group.row == 3
+    # groups 0 to 2 are selected, and still lie with the worker, when it is found dead
+    loop.pool.failures = [Failure("loop/generator/0", "died: killed", [GroupId(0, row) for row in range(4)])]
+    loop.learners.lose = lambda group: group.attempt == 0 and group.row in (0, 1)
+    loop.main()
+    assert loop.fates == {Fate.TRAINED: 6, Fate.LOST: 3}
+    assert not loop.run.ledger.out
+    assert {selection.group for selection in loop.learners.steps[1]} == {
+        GroupId(0, 0, 1),
+        GroupId(0, 1, 1),
+        GroupId(0, 4),
+        GroupId(0, 5),
+    }
+
+
+def test_a_worker_that_takes_no_weights_is_replaced(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.publisher.fails = lambda version, worker: version == 1 and worker == "loop/generator/0"
+    loop.main()
+    assert list(loop.pool.handles) == ["loop/generator/1"]
+    assert sorted(loop.trained_rows()) == list(range(8))
+
+
+def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.learners.lose = lambda group: group.row == 3 and group.attempt == 0
+    loop.main()
+    trained = loop.trained_rows()
+    assert trained.count(3) == 2  # once handed over and lost, once trained
+    assert loop.fates == {Fate.TRAINED: 7, Fate.LOST: 1}
+
+
+def test_a_step_that_never_fills_ends_with_what_it_waits_for(tmp_path: Path):
+    loop = Loop(loop_config("run.step_timeout=0.1"), tmp_path)
+    loop.pool.hold = lambda group: group.row == 1
+    with pytest.raises(RunError, match=r"run\.step_timeout: 0\.1 s passed and the step has 3 of 4 groups"):
+        loop.main()
+
+
+def test_stop_saves_a_state_that_serves_every_prompt_once(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=10", "staleness=1"), tmp_path)
+    train = loop.learners.train
+
+    async def train_then_stop(selections: Any, step: int) -> Any:
+        if step == 1:
+            loop.run.stop("Ctrl-C")
+        return await train(selections, step)
+
+    loop.learners.train = train_then_stop  # type: ignore[method-assign]
+    loop.main()
+    saved = checkpoints.latest(loop.folder.checkpoints)
+    assert saved is not None
+    state = checkpoints.read_state(saved)
+    assert state["step"] == 2
+    trained = loop.trained_rows()
+    again = sorted(state["stream"]["returned"])
+    assert sorted(trained + again) == list(range(state["stream"]["next"]))
+    assert loop.fates[Fate.CANCELLED] == len(again)
+
+
+def test_a_restored_run_goes_on_where_it_stopped(tmp_path: Path):
+    first = Loop(loop_config("run.steps=2"), tmp_path / "a")
+    first.main()
+    saved = checkpoints.latest(first.folder.checkpoints)
+    assert saved is not None
+    second = Loop(loop_config("run.steps=4"), tmp_path / "b")
+    asyncio.run(second.run.restore(saved))
+    second.main()
+    assert second.learners.loaded == saved / "learner"
+    assert second.publisher.published[0] == 2  # weights go out before the first rollout
+    assert second.trained_rows() == list(range(8, 16))
+    assert second.fates == {Fate.TRAINED: 16}
