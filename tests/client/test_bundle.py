@@ -89,7 +89,7 @@ def test_a_job_is_described_without_its_secrets(folder: Path):
     assert sent["env_vars"]["HF_TOKEN"] == "hf_secret"
     assert sent["pip"] == ["einops", "six==1.17"]
     (package,) = sent["py_modules"]
-    assert (Path(package) / "cli.py").is_file()
+    assert (Path(package) / "client" / "cli.py").is_file()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from pods_cluster.types import FinishReason
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import WeightLoadError
-from tests.generation.engines.vllm import test_adapter as adapter
 from tests.generation.adapters import AdaptedModel
+from tests.generation.engines.vllm import test_adapter as adapter
 from tests.generation.engines.vllm.test_engine import (
     PROMPT,
     Engines,
