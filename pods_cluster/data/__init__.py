@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.heldout import EvalPrompts, load_heldout
 from pods_cluster.data.layout import Layout, recognise
 from pods_cluster.data.render import PromptRenderer
-from pods_cluster.data.source import Source, first_blank, load_source
+from pods_cluster.data.source import FORMATS, Source, first_blank, load_source
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.data.tokenizer import LightTokenizer, PromptTokenizer, load_tokenizer
+from pods_cluster.data.written_values import answers_as_written, holds_text
 from pods_cluster.types import Prompt
 
 __all__ = [
@@ -83,4 +85,15 @@ def _renderer(config: Config, source: Source, tokenizer: PromptTokenizer, field:
             f"{field}.path: row {blank} of {str(source)!r} has no text in column {layout.prompt!r} (data.prompt); "
             f"remove the row"
         )
-    return PromptRenderer(config, layout, tokenizer)
+    return PromptRenderer(config, layout, tokenizer, _written_answers(source, layout))
+
+
+def _written_answers(source: Source, layout: Layout) -> list[str | None] | None:
+    """Answers from the file itself where it is one of JSON and Arrow does not hold them as texts."""
+    path = Path(source.origin[0])
+    if FORMATS.get(path.suffix.lower()) != "json" or not path.is_file() or layout.answer is None:
+        return None
+    if holds_text(source.rows.features, layout.answer):
+        return None
+    written = answers_as_written(path, layout.answer)
+    return [written[index] for index in source.span] if len(written) == source.whole else None

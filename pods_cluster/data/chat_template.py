@@ -39,8 +39,10 @@ def render_chat(
     *,
     add_generation_prompt: bool,
     continue_final_message: bool = False,
+    tools: Sequence[Any] | None = None,
 ) -> str:
-    """The conversation as the template writes it. `special_tokens`: bos_token, eos_token, … as texts.
+    """The conversation as the template writes it. `special_tokens`: bos_token, eos_token, … as texts; `tools`: what the
+    model may call, as JSON-able objects.
 
     Raises ChatTemplateError: a syntax error, or a template's own refusal (roles that it does not take).
     """
@@ -49,7 +51,7 @@ def render_chat(
         chat[-1]["content"] = chat[-1]["content"] + _CUT
     try:
         text = _compile(template).render(
-            messages=chat, tools=None, documents=None, add_generation_prompt=add_generation_prompt, **special_tokens
+            messages=chat, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **special_tokens
         )
     except (TemplateError, TypeError, ValueError, KeyError) as error:
         raise ChatTemplateError(str(error)) from error

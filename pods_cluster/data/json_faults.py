@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,28 @@ from typing import Any
 def first_fault(path: Path) -> str | None:
     """Where and why the file is no table of JSON objects (`line 3: …`), or None when plain JSON finds no fault."""
     try:
-        return _array_fault(path) if _is_array(path) else _lines_fault(path)
+        return _array_fault(path) if is_array(path) else _lines_fault(path)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+
+
+# Half of a surrogate pair, as an escape: not before or behind its other half.
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD](?:[89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2}))"
+)
+
+
+def half_pair(path: Path) -> str | None:
+    r"""The line that holds half of a surrogate pair (`"\ud800"`), which JSON allows and no text can hold; or None."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if b"\\u" not in line:
+                continue
+            for match in _HALF_PAIR.finditer(line):
+                before = line[max(0, match.start(1) - 6) : match.start(1)]
+                if not re.fullmatch(rb"\\u[dD][89aAbB][0-9a-fA-F]{2}", before):
+                    return f"line {number} holds {match[1].decode()}, half of a surrogate pair, which is no character"
+    return None
 
 
 def is_utf8(path: Path) -> bool:
@@ -31,7 +51,7 @@ def is_utf8(path: Path) -> bool:
 
 def read_objects(path: Path) -> list[dict[str, Any]] | None:
     """The rows of a file without a fault (lines, or an array); None when it is one document that is no table."""
-    if _is_array(path):
+    if is_array(path):
         return json.loads(path.read_bytes())
     if path.suffix == ".json" and _is_one_document(path):
         return None
@@ -39,7 +59,8 @@ def read_objects(path: Path) -> list[dict[str, Any]] | None:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def _is_array(path: Path) -> bool:
+def is_array(path: Path) -> bool:
+    """Whether a `.json` file is one array of rows."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():

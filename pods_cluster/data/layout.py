@@ -14,10 +14,13 @@ from typing import Any, Literal
 
 from pods_cluster.config import DataConfig
 from pods_cluster.data.errors import DataError, RowError, closest
+from pods_cluster.data.written_values import as_text, without_padding
 
 PROMPT_ALIASES = ("prompt", "messages", "question", "problem", "query", "instruction", "input")
 ANSWER_ALIASES = ("answer", "ground_truth", "solution", "label", "target", "final_answer")
 VERL_ANSWER = ("reward_model", "ground_truth")
+TOOLS = "tools"
+"""Column of the tools that a chat template may write into the prompt."""
 
 Message = dict[str, Any]
 
@@ -46,15 +49,27 @@ class Layout:
         )
 
     def answer_of(self, row: Mapping[str, Any]) -> str | None:
-        """The row's reference answer as a text (other values as JSON), or None when the row has none."""
+        """The row's reference answer as a text (lists and objects as JSON), or None when the row has none."""
         if self.answer is None:
             return None
         value: Any = row
         for key in self.answer:
             value = value.get(key) if isinstance(value, Mapping) else None
-        if value is None or isinstance(value, str):
-            return value
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return as_text(value)
+
+    def tools_of(self, row: Mapping[str, Any], index: int) -> list[Any] | None:
+        """The row's tools for the chat template, from a column `tools` (a list, or its JSON). Raises RowError."""
+        value = row.get(TOOLS)
+        if isinstance(value, str) and value.strip():
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise RowError(f"column {TOOLS!r} of row {index} is no JSON ({error}); correct or remove it") from error
+        if value is None or value == "" or (isinstance(value, Sequence) and not len(value)):
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise RowError(f"column {TOOLS!r} of row {index} holds {_short(value)}, no list of tools; correct the row")
+        return without_padding(value)
 
     def columns_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """What reward functions get by name: every column but `prompt`, which they get as `prompts`."""
@@ -113,7 +128,7 @@ def _message(value: Any, column: str, index: int) -> Message:
             f"data.prompt: column {column!r} of row {index} holds {_short(value)}, which is not a chat message "
             f"with role and content; correct or remove the row, or name another column"
         )
-    message = {key: item for key, item in value.items() if item is not None}
+    message = without_padding(value)
     content = message.get("content", "")
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pods_cluster.config import Config
@@ -21,9 +21,19 @@ class PromptRenderer:
     of messages: reward functions then see a conversation, as in TRL.
     """
 
-    def __init__(self, config: Config, layout: Layout, tokenizer: PromptTokenizer) -> None:
-        """Raises DataError: no such template, or a chat without a chat template."""
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        tokenizer: PromptTokenizer,
+        answers: Sequence[str | None] | None = None,
+    ) -> None:
+        """`answers`: the rows' answers as they are written in the file, where a table would change them.
+
+        Raises DataError: no such template, or a chat without a chat template.
+        """
         self.layout = layout
+        self.answers = answers
         self.tokenizer = tokenizer
         self.template = resolve_template(config.data.template)
         self.system = config.data.system
@@ -40,7 +50,7 @@ class PromptRenderer:
         source = self.layout.prompt_of(row, index)
         messages = self._messages(source)
         if self.chat:
-            text = self._render_chat(messages, index)
+            text = self._render_chat(messages, index, self.layout.tools_of(row, index))
             ids = self._encode_chat(text, index)
         else:
             text = self._render_plain(messages, index)
@@ -53,7 +63,7 @@ class PromptRenderer:
             text=text,
             token_ids=ids,
             messages=() if isinstance(source, str) else tuple(messages),
-            answer=self.layout.answer_of(row),
+            answer=self.layout.answer_of(row) if self.answers is None else self.answers[index],
             columns=self.layout.columns_of(row),
         )
 
@@ -70,7 +80,7 @@ class PromptRenderer:
             messages.insert(0, {"role": "system", "content": self.system})
         return messages
 
-    def _render_chat(self, messages: list[Message], index: int) -> str:
+    def _render_chat(self, messages: list[Message], index: int, tools: list[Any] | None) -> str:
         # A conversation that ends with the assistant is one to be continued, not answered.
         continued = messages[-1]["role"] == "assistant"
         try:
@@ -80,6 +90,7 @@ class PromptRenderer:
                 add_generation_prompt=not continued,
                 continue_final_message=continued,
                 tokenize=False,
+                tools=tools,
             )
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pods_cluster.data.errors import DataError, closest
-from pods_cluster.data.json_faults import first_fault, is_utf8, read_objects
+from pods_cluster.data.json_faults import first_fault, half_pair, is_utf8, read_objects
 from pods_cluster.data.row_range import Split, parse_split
+from pods_cluster.data.written_values import holds_times
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -118,20 +119,28 @@ def _load_file(place: Path, path: str, field: str) -> Dataset:
     with _quiet():
         try:
             # the library reads data_files as a pattern: a bracket in a folder's name is not one
-            return load_dataset(kind, data_files=glob.escape(str(place.resolve())), split="train")
+            found = load_dataset(kind, data_files=glob.escape(str(place.resolve())), split="train")
         except Exception as error:
             if kind == "json" and first_fault(place) is None and (rows := read_objects(place)) is not None:
-                return _from_objects(rows)
+                return _from_objects(rows, path, field)
             raise DataError(_unreadable([place], path, error, field)) from error
+    if kind == "json" and holds_times(found.features) and (rows := read_objects(place)) is not None:
+        return _from_objects(rows, path, field)  # texts that look like dates stay texts
+    return found
 
 
-def _from_objects(objects: list[dict[str, Any]]) -> Dataset:
+def _from_objects(objects: list[dict[str, Any]], path: str, field: str) -> Dataset:
     """A table in memory, for rows whose columns change along the file (the library infers them by block)."""
     from datasets import Dataset
 
     names = dict.fromkeys(name for item in objects for name in item)
     columns = {name: [item.get(name) for item in objects] for name in names}
-    return Dataset.from_dict(columns, on_mixed_types="use_json")
+    try:
+        return Dataset.from_dict(columns, on_mixed_types="use_json")
+    except Exception as error:
+        raise DataError(
+            f"{field}.path: {path!r} cannot be held as a table ({_cause(error)}); write numbers beyond 64 bits as texts"
+        ) from error
 
 
 def _load_folder(place: Path, path: str, name: str | None, wanted: Split, field: str) -> Dataset:
@@ -238,8 +247,13 @@ def _refuse_subset(path: str, name: str | None, field: str) -> None:
 
 def _check_utf8(files: list[Path], path: str, field: str) -> None:
     for file in files:
-        if FORMATS[file.suffix.lower()] == "json" and not is_utf8(file):
+        if FORMATS[file.suffix.lower()] != "json":
+            continue
+        if not is_utf8(file):
             raise DataError(_unreadable([file], path, UnicodeError(f"{file.name} is not UTF-8"), field))
+        if (fault := half_pair(file)) is not None:
+            where = "" if len(files) == 1 else f"{file.name}: "
+            raise DataError(f"{field}.path: {path!r}: {where}{fault}; replace it by the character that was meant")
 
 
 def _unreadable(files: list[Path], path: str, error: Exception, field: str) -> str:

@@ -44,6 +44,7 @@ class PromptTokenizer(Protocol):
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
+        tools: Any = None,
     ) -> Any: ...
 
 
@@ -88,6 +89,7 @@ class LightTokenizer:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = False,
+        tools: Sequence[Any] | None = None,
     ) -> Any:
         """The conversation as text, or as ids with `tokenize`. Raises ChatTemplateError."""
         template = chat_template or self.chat_template
@@ -99,6 +101,7 @@ class LightTokenizer:
             self.special_tokens,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
