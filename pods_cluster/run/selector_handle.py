@@ -11,7 +11,7 @@ from pods_cluster.run.settling import settling_of
 from pods_cluster.run.step_assembly import RunError
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.selection.selector_core import Decision
-from pods_cluster.selection.stopping import Orders
+from pods_cluster.selection.stopping import Instructions
 from pods_cluster.types import GroupId
 
 CALL_SECONDS = 60.0
@@ -49,8 +49,8 @@ class SelectorHandle:
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
         return await self._call("expect", list(groups))
 
-    async def orders(self, timeout: float) -> Orders:
-        return await self._call("orders", timeout, extra=timeout)
+    async def instructions(self, timeout: float) -> Instructions:
+        return await self._call("instructions", timeout, extra=timeout)
 
     async def collect(self, want: int, version: int, timeout: float) -> Decision:
         return await self._call("collect", want, version, timeout, extra=timeout, straggler_s=self.straggler)

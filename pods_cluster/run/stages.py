@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pods_cluster.generation.messages import Failure, Portion
-from pods_cluster.selection.stopping import Orders
+from pods_cluster.selection.stopping import Instructions
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
 
@@ -66,7 +66,7 @@ class Selector(Protocol):
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]: ...
 
-    async def orders(self, timeout: float) -> Orders: ...
+    async def instructions(self, timeout: float) -> Instructions: ...
 
     async def collect(self, want: int, version: int, timeout: float) -> Any: ...
 

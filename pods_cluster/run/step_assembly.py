@@ -83,24 +83,24 @@ class Assembler:
         Raises what the selector or the pool raises.
         """
         while True:
-            orders = await self.selector.orders(POLL_SECONDS)
+            instructions = await self.selector.instructions(POLL_SECONDS)
             async with self._hands:
                 # Since the selector's answer a group may have been given up.
                 portions = [
                     Portion(
-                        issue.group,
-                        self.out[issue.group],
-                        self.sizes[issue.group],
-                        issue.start,
-                        issue.stop,
-                        issue.length if math.isfinite(issue.length) else self.lengths.expected(issue.group.row),
+                        wave.group,
+                        self.out[wave.group],
+                        self.sizes[wave.group],
+                        wave.start,
+                        wave.stop,
+                        wave.mean_length if math.isfinite(wave.mean_length) else self.lengths.expected(wave.group.row),
                     )
-                    for issue in orders.issue
-                    if issue.group in self.out
+                    for wave in instructions.waves
+                    if wave.group in self.out
                 ]
                 if portions:
                     await self.pool.submit(portions)
-                if aborted := [group for group in orders.abort if group in self.out]:
+                if aborted := [group for group in instructions.abort if group in self.out]:
                     await self.pool.abort(aborted)
 
     def end(self, group: GroupId, fate: Fate) -> None:

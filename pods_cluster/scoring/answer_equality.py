@@ -30,7 +30,7 @@ _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf)\s*\{([^{}]*)\}"
 
 @lru_cache(maxsize=8192)
 def answers_equal(gold: str, candidate: str) -> bool:
-    """Whether `candidate` (the marked answer of a completion) states the same as `gold` (a bare reference answer).
+    """Whether `candidate` (the final answer of a completion) states the same as `gold` (a bare reference answer).
 
     A numeric gold also accepts prose around one number ("18 eggs", "x = $18"): the last number of the prose counts.
     """

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pods_cluster.scoring import answer_equality
 from pods_cluster.scoring.final_answer import (
     Where,
+    delimited_answer,
     gold_answer,
     last_boxed,
     last_formula,
     last_number,
     last_statement,
-    marked_answer,
     parse_number,
 )
 from pods_cluster.scoring.stated_values import states_several
 
 
 @dataclass(frozen=True, slots=True)
-class Builtin:
+class BuiltinReward:
     """A reward, its range, and what to load before it runs.
 
     `function` takes what it reads of a request by name (`completion`, `answer`, `completion_ids`); its options are
@@ -48,9 +48,9 @@ def math_answer(completion: str, answer: str | None, *, where: Where = "any") ->
     marker alone.
     """
     gold = gold_answer(_required(answer, "math_answer"))
-    marked = marked_answer(completion, where)
-    if marked is not None:
-        return float(answer_equality.answers_equal(gold, marked))
+    delimited = delimited_answer(completion, where)
+    if delimited is not None:
+        return float(answer_equality.answers_equal(gold, delimited))
     if where != "any":
         return 0.0
     formula = last_formula(completion)
@@ -112,13 +112,13 @@ def soft_overlong(completion_ids: Sequence[int] | None, *, max_tokens: int, soft
     return -min(1.0, max(0.0, (len(completion_ids) - (max_tokens - soft_tokens)) / soft_tokens))
 
 
-BUILTINS: dict[str, Builtin] = {
-    "math_answer": Builtin(math_answer, (0.0, 1.0), warm_up=answer_equality.warm_up),
-    "exact_match": Builtin(exact_match, (0.0, 1.0)),
-    "think_answer_format": Builtin(think_answer_format, (0.0, 1.0)),
-    "tag_count": Builtin(tag_count, (0.0, 1.0)),
-    "boxed_format": Builtin(boxed_format, (0.0, 1.0)),
-    "soft_overlong": Builtin(soft_overlong, (-1.0, 0.0)),
+BUILTINS: dict[str, BuiltinReward] = {
+    "math_answer": BuiltinReward(math_answer, (0.0, 1.0), warm_up=answer_equality.warm_up),
+    "exact_match": BuiltinReward(exact_match, (0.0, 1.0)),
+    "think_answer_format": BuiltinReward(think_answer_format, (0.0, 1.0)),
+    "tag_count": BuiltinReward(tag_count, (0.0, 1.0)),
+    "boxed_format": BuiltinReward(boxed_format, (0.0, 1.0)),
+    "soft_overlong": BuiltinReward(soft_overlong, (-1.0, 0.0)),
 }
 
 

@@ -15,7 +15,7 @@ _TRL_PARAMETERS = {"prompts", "completions", "completion_ids", "trainer_state", 
 _VERL_PARAMETERS = {"data_source", "solution_str", "ground_truth", "extra_info"}
 
 
-def told_style(function: Callable[..., Any]) -> str | None:
+def detect_style(function: Callable[..., Any]) -> str | None:
     """`trl` or `verl`, told from the names of the parameters; None when they are neither's."""
     names = set(inspect.signature(function).parameters)
     if "solution_str" in names:

@@ -62,7 +62,7 @@ def last_hash(text: str) -> str | None:
     return None if found is None else found[1]
 
 
-def marked_answer(text: str, where: Where = "any") -> str | None:
+def delimited_answer(text: str, where: Where = "any") -> str | None:
     """The answer that the text marks as such; `any` takes the marker that starts last."""
     finders = {"boxed": _last_boxed, "answer_tag": _last_answer_tag, "hash": _last_hash}
     if where != "any":
@@ -73,8 +73,8 @@ def marked_answer(text: str, where: Where = "any") -> str | None:
 
 def gold_answer(text: str) -> str:
     r"""The reference answer: a GSM8K solution (`… #### 18`), a MATH solution (last `\boxed{}`), or a bare answer."""
-    marked = marked_answer(text)
-    answer = " ".join((text if marked is None else marked).split())
+    delimited = delimited_answer(text)
+    answer = " ".join((text if delimited is None else delimited).split())
     segment = _MATH_SEGMENT.fullmatch(answer)
     return next(group for group in segment.groups() if group is not None).strip() if segment else answer
 

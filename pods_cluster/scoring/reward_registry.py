@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from pods_cluster.scoring.builtin import BUILTINS
-from pods_cluster.scoring.calling import CallBatch, call_builtin, call_trl, call_verl, needed_columns, told_style
+from pods_cluster.scoring.calling import CallBatch, call_builtin, call_trl, call_verl, detect_style, needed_columns
 from pods_cluster.scoring.spec import RewardConfigError, RewardSpec, check_specs
 
 
@@ -67,7 +67,7 @@ def load_reward(spec: RewardSpec, index: int, columns: Collection[str] | None = 
             builtin.warm_up()
         return call_builtin(builtin.function, builtin.reads, spec.options)
     function = _load_function(spec, where)
-    style = told_style(function) if spec.style == "auto" else spec.style
+    style = detect_style(function) if spec.style == "auto" else spec.style
     if style is None:
         raise RewardConfigError(
             f"{where}.style",

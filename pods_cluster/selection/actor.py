@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
-from pods_cluster.selection.bell import Bell
 from pods_cluster.selection.group_assembler import SelectorSettings
 from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import SignalScope
 from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCore
-from pods_cluster.selection.stopping import Orders, Settling
+from pods_cluster.selection.stopping import Instructions, Settling
 from pods_cluster.types import GroupId, GroupShard
 
 
 class SelectorError(RuntimeError):
     """A report could not be taken in. Reports are fire and forget, so the next `collect` raises it, with the cause."""
+
+
+class Notifier:
+    """Wakes coroutines of one event loop that wait for a change, each with a deadline of its own.
+
+    It keeps no state: a coroutine that looks at what it waits for and then calls `wait` without another `await` in
+    between misses no notification. A wait costs one future and one timer; `asyncio.wait_for` on an event would start
+    a task.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival, which is the order of waking
+
+    def notify_all(self) -> None:
+        """Wake everyone who waits now."""
+        for future in self._waiting:
+            _set_done(future)
+        self._waiting.clear()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return at the next `notify_all`, or after `timeout_s` seconds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(timeout_s, _set_done, future)
+        self._waiting[future] = None
+        try:
+            await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(future, None)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class SelectorActor:
@@ -53,8 +88,8 @@ class SelectorActor:
         settings = SelectorSettings(resolve(rule, rule_options), m, seed, min_valid, no_signal, scope, settling)
         self._core = SelectorCore(settings)
         self._staleness = staleness
-        self._changed = Bell()
-        self._ordered = Bell()
+        self._changed = Notifier()
+        self._instructed = Notifier()
         self._errors: list[Exception] = []
         self._poll = 0
         self._full_since: float | None = None
@@ -65,15 +100,15 @@ class SelectorActor:
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
         """Announce groups (id, size) in the order of issue. Await it before the first request of them goes out.
 
-        Returns how many rollouts of each to issue now; `orders` asks for the rest.
+        Returns how many rollouts of each to issue now; `instructions` asks for the rest.
         """
         return [self._core.expect(group, size) for group, size in groups]
 
-    async def orders(self, timeout_s: float) -> Orders:
+    async def instructions(self, timeout_s: float) -> Instructions:
         """Wait until there is something for the generators to do about groups that are out, or `timeout_s` passes."""
-        if not self._core.has_orders:
-            await self._ordered.wait(timeout_s)
-        return self._core.orders()
+        if not self._core.has_instructions:
+            await self._instructed.wait(timeout_s)
+        return self._core.instructions()
 
     async def report(self, shards: Sequence[GroupShard]) -> None:
         """Take in finished rollouts, of several groups a message. A bad shard fails the next `collect`."""
@@ -85,7 +120,7 @@ class SelectorActor:
             except Exception as error:
                 failure = error
                 self._errors.append(error)
-        self._news()
+        self._notify()
         if failure is not None:
             raise failure
 
@@ -111,7 +146,7 @@ class SelectorActor:
             raise ValueError(f"want: {want} groups; ask for at least 1")
         self._poll += 1
         poll = self._poll
-        self._changed.ring()  # wakes an earlier poll
+        self._changed.notify_all()  # wakes an earlier poll
         if learner_version != self._version:
             self._version, self._full_since = learner_version, None
         started = time.monotonic()
@@ -151,21 +186,21 @@ class SelectorActor:
             self._full_since = now
         return straggler_s - (now - self._full_since)
 
-    def _news(self) -> None:
-        self._changed.ring()
-        if self._core.has_orders:
-            self._ordered.ring()
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        if self._core.has_instructions:
+            self._instructed.notify_all()
 
     async def mark_lost(self, worker: str) -> int:
         """Count the finished rollouts that lie on a dead worker as lost, and return how many those are."""
         lost = self._core.mark_lost(worker)
-        self._news()
+        self._notify()
         return lost
 
     async def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:
         """Give up groups; returns those that had no fate yet. Their fate is not reported again by `collect`."""
         cancelled = self._core.cancel([GroupId(*group) for group in groups])
-        self._changed.ring()
+        self._changed.notify_all()
         return cancelled
 
     async def stats(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class SelectorSettings:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class GroupEvaluation:
     """A complete group as of one learner version: the selection to train on, or (`selection` None) its fate."""
 
     fate: Fate
@@ -71,7 +71,7 @@ class GroupAssembler:
     workers: list[str] = field(default_factory=list)
     reported_lost: int = 0
     n_finished: int = 0
-    n_gone: int = 0
+    n_worker_lost: int = 0
     holder: NDArray[np.int32] = field(init=False)
     rewards: NDArray[np.float64] = field(init=False)
     lengths: NDArray[np.int32] = field(init=False)
@@ -92,7 +92,7 @@ class GroupAssembler:
 
     @property
     def complete(self) -> bool:
-        return self.n_finished + self.n_gone + self.reported_lost >= self.issued
+        return self.n_finished + self.n_worker_lost + self.reported_lost >= self.issued
 
     def usable_rewards(self, oldest: int | None) -> NDArray[np.float64]:
         """Rewards of the issued rollouts, NaN where a rollout is not here, aborted, or of a version below `oldest`."""
@@ -124,8 +124,8 @@ class GroupAssembler:
         if self.n_finished and (self.holder[indices] >= 0).any():
             fresh = self.holder[indices] < 0
             indices = indices[fresh]
-        if self.n_gone:
-            self.n_gone -= len(np.unique(indices[self.holder[indices] == _LOST]))
+        if self.n_worker_lost:
+            self.n_worker_lost -= len(np.unique(indices[self.holder[indices] == _LOST]))
         self.holder[indices] = self.workers.index(shard.worker)
         self.rewards[indices] = shard.rewards[fresh]
         self.lengths[indices] = shard.lengths[fresh]
@@ -171,7 +171,7 @@ class GroupAssembler:
                 raise ShardError(f"{where}: {name}: {len(values)} entries for {n} indices; arrays must be parallel")
         raise ShardError(f"{where}: indices: {shard.indices.tolist()} are not all in 0..{self.size - 1}")
 
-    def lose(self, worker: str) -> int:
+    def mark_lost(self, worker: str) -> int:
         """Count what `worker` holds as lost and return how many rollouts that were."""
         if worker not in self.workers:
             return 0
@@ -179,10 +179,10 @@ class GroupAssembler:
         lost = int(np.count_nonzero(held))
         self.holder[held] = _LOST
         self.n_finished -= lost
-        self.n_gone += lost
+        self.n_worker_lost += lost
         return lost
 
-    def evaluate(self, settings: SelectorSettings, learner_version: int, staleness: int) -> Evaluation:
+    def evaluate(self, settings: SelectorSettings, learner_version: int, staleness: int) -> GroupEvaluation:
         """Select among the rollouts that are here and fresh enough: learner_version - first version <= staleness."""
         finished, usable, fresh = self._masks(learner_version - staleness)
         outcome = select(
@@ -200,10 +200,10 @@ class GroupAssembler:
         )
         stats = group_stats(self, finished, usable, fresh, outcome)
         if outcome.fate is Fate.TOO_FEW_VALID:
-            return Evaluation(self._cause(settings.floor, usable), stats, None)
+            return GroupEvaluation(self._cause(settings.floor, usable), stats, None)
         if outcome.fate is Fate.NO_SIGNAL and settings.no_signal != "keep":
-            return Evaluation(Fate.NO_SIGNAL, stats, None)
-        return Evaluation(Fate.TRAINED, stats, self._selection(outcome))
+            return GroupEvaluation(Fate.NO_SIGNAL, stats, None)
+        return GroupEvaluation(Fate.TRAINED, stats, self._selection(outcome))
 
     def _masks(self, oldest: int | None) -> tuple[Mask, Mask, Mask]:
         """Which rollouts are finished, which of these usable, and which of those fresh; None three times for all."""

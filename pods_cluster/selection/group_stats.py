@@ -29,7 +29,7 @@ class GroupStats:
 
     `settled`: stopped early, so that rewards and lengths are censored. `tokens_saved` is an estimate: of rollouts not
     issued as many mean lengths; of aborted ones what groups that ended by themselves say of rollouts that long
-    (`remainders`), and while there are none as many mean lengths under a constant chance of ending at each token,
+    (`stopping.RemainingLengths`), and while there are none as many mean lengths under a constant chance of ending at each token,
     which is all sampled tokens / whole rollouts (the maximum-likelihood estimate from censored lengths).
     """
 
@@ -90,7 +90,7 @@ class Numbers(Protocol):
     prompt_tokens: int
     reported_lost: int
     n_finished: int
-    n_gone: int
+    n_worker_lost: int
     rewards: NDArray[np.float64]
     lengths: NDArray[np.int32]
     first_versions: NDArray[np.int32]
@@ -103,7 +103,7 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
     n, n_finished = group.size, group.n_finished
     stats = GroupStats(size=n, n_finished=n_finished, prompt_tokens=group.prompt_tokens, settled=group.settled)
     stats.n_unissued = n - group.issued
-    stats.n_pending = max(0, group.issued - n_finished - group.n_gone - group.reported_lost)
+    stats.n_pending = max(0, group.issued - n_finished - group.n_worker_lost - group.reported_lost)
     stats.n_lost = group.issued - n_finished - stats.n_pending
     if n_finished == 0:
         return stats

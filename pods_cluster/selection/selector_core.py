@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.selection.decision_packing import pack_selections, pack_stats, unpack_selections, unpack_stats
-from pods_cluster.selection.group_assembler import Evaluation, GroupAssembler, SelectorSettings, ShardError
+from pods_cluster.selection.group_assembler import GroupAssembler, GroupEvaluation, SelectorSettings, ShardError
 from pods_cluster.selection.group_stats import GroupStats
-from pods_cluster.selection.remainders import Remainders
-from pods_cluster.selection.stopping import Issue, Orders
+from pods_cluster.selection.stopping import Instructions, RemainingLengths, Wave
 from pods_cluster.types import Fate, GroupId, GroupShard, Selection
 
 __all__ = ["Decision", "GroupAssembler", "GroupFate", "GroupStats", "SelectorCore", "SelectorSettings", "ShardError"]
@@ -80,20 +79,20 @@ class SelectorCore:
         self.fate_counts: Counter[Fate] = Counter()
         self.ignored: Counter[str] = Counter()
         self._groups: dict[GroupId, GroupAssembler] = {}
-        self._orders_of: dict[GroupId, int] = {}  # place of each in the order of issue
+        self._position: dict[GroupId, int] = {}  # place of each in the order of issue
         self._unevaluated: dict[GroupId, None] = {}
-        self._trainable: dict[GroupId, Evaluation] = {}
+        self._trainable: dict[GroupId, GroupEvaluation] = {}
         self._fates: deque[GroupFate] = deque()
         self._past: dict[GroupId, None] = {}
-        self._orders = Orders()
-        self._remainders = Remainders()
+        self._instructions = Instructions()
+        self._remaining_lengths = RemainingLengths()
         self._basis: tuple[int, int] | None = None
         self._issued = 0
 
     def expect(self, group: GroupId, size: int, order: int | None = None) -> int:
         """Announce a group of `size` rollouts before any of it is generated; shards of unknown groups are ignored.
 
-        Returns how many of them to issue now, from index 0; `orders` asks for the rest. `order` is its place in the
+        Returns how many of them to issue now, from index 0; `instructions` asks for the rest. `order` is its place in the
         order of issue (default: that of the calls). Raises ValueError for a size below 1, or a group that is already
         expected or has had its fate (another attempt at a row has its own group id).
         """
@@ -107,7 +106,7 @@ class SelectorCore:
         settling = self.settings.settling
         first = size if settling is None else settling.first(size, self.settings.m)
         self._groups[group] = GroupAssembler(group, size, first)
-        self._orders_of[group] = self._issued - 1 if order is None else order
+        self._position[group] = self._issued - 1 if order is None else order
         return first
 
     def add(self, shard: GroupShard) -> None:
@@ -131,7 +130,7 @@ class SelectorCore:
         """
         lost = 0
         for held in self._groups.values():
-            gone = held.lose(worker)
+            gone = held.mark_lost(worker)
             if gone:
                 self._go_on(held)
             lost += gone
@@ -147,16 +146,18 @@ class SelectorCore:
                 self._finish(held.group, Fate.CANCELLED)
         return cancelled
 
-    def orders(self) -> Orders:
+    def instructions(self) -> Instructions:
         """What the generators are to do about groups that are out, since the last call."""
-        orders, self._orders = self._orders, Orders()
-        orders.issue = [issue for issue in orders.issue if issue.group in self._groups]
-        orders.abort = [group for group in orders.abort if group in self._groups and not self._groups[group].complete]
-        return orders
+        instructions, self._instructions = self._instructions, Instructions()
+        instructions.waves = [wave for wave in instructions.waves if wave.group in self._groups]
+        instructions.abort = [
+            group for group in instructions.abort if group in self._groups and not self._groups[group].complete
+        ]
+        return instructions
 
     @property
-    def has_orders(self) -> bool:
-        return bool(self._orders)
+    def has_instructions(self) -> bool:
+        return bool(self._instructions)
 
     def ready(self, learner_version: int, staleness: int) -> tuple[int, int]:
         """How many groups could be trained at this version, and how many fates wait to be reported.
@@ -201,13 +202,13 @@ class SelectorCore:
         if oldest_only:
             chosen = self._oldest_trainable(want)
         else:
-            chosen = sorted(self._trainable, key=self._orders_of.__getitem__)[:want]
+            chosen = sorted(self._trainable, key=self._position.__getitem__)[:want]
         if len(chosen) < want and not partial:
             chosen = []
         decision = Decision()
         if chosen:
-            youngest = max(self._orders_of[group] for group in chosen)
-            older = sum(map(youngest.__gt__, self._orders_of.values()))
+            youngest = max(self._position[group] for group in chosen)
+            older = sum(map(youngest.__gt__, self._position.values()))
             decision.overtaken = older - (len(chosen) - 1)
         for group in chosen:
             evaluation = self._trainable[group]
@@ -223,18 +224,18 @@ class SelectorCore:
 
     def expected(self) -> list[GroupId]:
         """Groups without a fate, in the order of issue."""
-        return sorted(self._groups, key=self._orders_of.__getitem__)
+        return sorted(self._groups, key=self._position.__getitem__)
 
     def _oldest_trainable(self, want: int) -> list[GroupId]:
         return [group for group in self.expected()[:want] if group in self._trainable]
 
-    def _estimate(self, held: GroupAssembler, evaluation: Evaluation) -> None:
+    def _estimate(self, held: GroupAssembler, evaluation: GroupEvaluation) -> None:
         """Learn lengths from a group that ended by itself; say of one that was aborted what that saved."""
         lengths = held.lengths[held.holder >= 0]
         if not held.settled:
-            self._remainders.seen(lengths)
+            self._remaining_lengths.record(lengths)
         elif evaluation.stats.n_aborted:
-            saved = self._remainders.expected(lengths[held.aborted[held.holder >= 0]])
+            saved = self._remaining_lengths.expected_tokens(lengths[held.aborted[held.holder >= 0]])
             if saved is not None:
                 evaluation.stats.tokens_saved = saved
 
@@ -245,14 +246,14 @@ class SelectorCore:
             if settling.mode == "abort":
                 if not held.complete and settling.settled(held.usable_rewards(self._oldest), m):
                     held.settled = True
-                    self._orders.abort.append(held.group)
+                    self._instructions.abort.append(held.group)
             elif held.complete and held.issued < held.size:
                 issue = settling.following(held.size, held.issued, held.usable_rewards(self._oldest), m)
                 held.settled = not issue
                 if issue:
                     self._trainable.pop(held.group, None)
                     length = held.stats().length_mean
-                    self._orders.issue.append(Issue(held.group, held.issued, held.issued + issue, length))
+                    self._instructions.waves.append(Wave(held.group, held.issued, held.issued + issue, length))
                     held.issued += issue
         if held.complete:
             self._evaluate_again(held.group)
@@ -267,7 +268,7 @@ class SelectorCore:
         self._unevaluated[group] = None
 
     def _finish(self, group: GroupId, fate: Fate) -> None:
-        del self._groups[group], self._orders_of[group]
+        del self._groups[group], self._position[group]
         self._trainable.pop(group, None)
         self._unevaluated.pop(group, None)
         self._past[group] = None

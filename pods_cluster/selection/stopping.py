@@ -1,4 +1,4 @@
-"""Stopping a group early: what the selector asks of the generators, from the rewards that it has seen (pure).
+"""Early stopping of a group: the settings, what the generators are told, and what an abort saves (pure).
 
 `abort`: once the finished rollouts settle the selection, the unfinished ones are ended where they are. `waves`: the
 rollouts are issued in portions; when a portion has come back whole, the next one follows, or none if the selection is
@@ -7,6 +7,7 @@ settled by then. The conditions themselves are in `settle`.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -59,22 +60,69 @@ class Settling:
         ).issue
 
 
-class Issue(NamedTuple):
-    """Make rollouts start … stop - 1 of a group; those before were `length` tokens long in the mean (NaN: unknown)."""
+class Wave(NamedTuple):
+    """The next portion of a group: rollouts `start` to `stop` - 1.
+
+    `mean_length` is the mean length of the group's earlier rollouts in tokens, NaN while there are none.
+    """
 
     group: GroupId
     start: int
     stop: int
-    length: float
+    mean_length: float
 
 
 @dataclass(slots=True)
-class Orders:
-    """What the generators are to do about groups that are out: `issue` more rollouts, and `abort` what is unfinished
-    of groups whose finished rollouts stay."""
+class Instructions:
+    """What the generators are to do next: generate more `waves`, and `abort` the unfinished rollouts of groups.
 
-    issue: list[Issue] = field(default_factory=list)
+    Finished rollouts of an aborted group stay with their workers.
+    """
+
+    waves: list[Wave] = field(default_factory=list)
     abort: list[GroupId] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.issue or self.abort)
+        return bool(self.waves or self.abort)
+
+
+REMEMBERED_GROUPS = 64
+"""Groups whose lengths are remembered for `RemainingLengths`; the newest replace the oldest."""
+
+
+class RemainingLengths:
+    """Estimates how many tokens an aborted rollout would still have generated.
+
+    A rollout aborted after t tokens would have generated E[L - t | L > t] more, over the lengths L of rollouts of
+    groups that ended by themselves. Those groups did not settle, so the estimate is as good as their lengths are like
+    those of groups that did. Where prompts differ in length it is too high: rollouts longer than t are mostly of long
+    groups, whichever group was aborted (34 % of the tokens estimated where 27 % were saved, `benchmarks.overlap`).
+    Rollouts that were never issued (t = 0) do not come here.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[NDArray[np.int32]] = deque(maxlen=REMEMBERED_GROUPS)
+        self._sorted: NDArray[np.int64] | None = None
+        self._tail_sums: NDArray[np.int64] | None = None  # [rollouts + 1]: sum of `_sorted` from each position on
+
+    def record(self, lengths: NDArray[np.int32]) -> None:
+        """Remember all lengths (tokens, [rollouts]) of a group that ended by itself."""
+        if len(lengths):
+            self._groups.append(lengths)
+            self._sorted = None
+
+    def expected_tokens(self, generated: NDArray[np.int32]) -> float | None:
+        """Tokens that rollouts aborted after `generated` tokens ([rollouts]) would still have generated, summed.
+
+        A rollout longer than any remembered counts as finished. None while no group is remembered.
+        """
+        if not self._groups:
+            return None
+        if self._sorted is None or self._tail_sums is None:
+            self._sorted = np.sort(np.concatenate(list(self._groups)).astype(np.int64))
+            self._tail_sums = np.append(np.cumsum(self._sorted[::-1])[::-1], 0)
+        first_longer = np.searchsorted(self._sorted, generated, side="right")
+        count = len(self._sorted) - first_longer
+        longer = count > 0
+        rest = self._tail_sums[first_longer[longer]] / count[longer] - generated[longer]
+        return float(rest.sum())

@@ -20,7 +20,7 @@ from pods_cluster.run.settling import settling_of
 from pods_cluster.selection.group_assembler import SelectorSettings
 from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.selector_core import SelectorCore
-from pods_cluster.selection.stopping import Orders
+from pods_cluster.selection.stopping import Instructions
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 
@@ -91,9 +91,9 @@ class CoreSelector:
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
         return [self.core.expect(group, size) for group, size in groups]
 
-    async def orders(self, timeout: float) -> Orders:
+    async def instructions(self, timeout: float) -> Instructions:
         await asyncio.sleep(0.0005)
-        return self.core.orders()
+        return self.core.instructions()
 
     async def collect(self, want: int, version: int, timeout: float) -> Any:
         await asyncio.sleep(0)  # a call to another process lets others go on

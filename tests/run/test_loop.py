@@ -86,10 +86,10 @@ def test_waves_issue_what_is_needed_and_say_what_was_saved(tmp_path: Path):
 def test_what_attends_to_the_generators_fails_the_run(tmp_path: Path):
     loop = Loop(loop_config("selector.settle=waves", "selector.waves=2"), tmp_path)
 
-    async def orders(timeout: float) -> Any:
+    async def instructions(timeout: float) -> Any:
         raise ValueError("a report to the selector failed")
 
-    loop.selector.orders = orders  # type: ignore[method-assign]
+    loop.selector.instructions = instructions  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="a report to the selector failed"):
         loop.main()
 

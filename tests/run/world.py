@@ -293,9 +293,9 @@ class Asking(CoreSelector):
         straggling = self.staleness > 0 and self.world.chance(0.3)
         return self.core.collect(want, version, self.staleness, oldest_only=straggling)
 
-    async def orders(self, timeout: float) -> Any:
+    async def instructions(self, timeout: float) -> Any:
         await asyncio.sleep(0)
-        return self.core.orders()
+        return self.core.instructions()
 
 
 class Trainer(Learners):

@@ -5,12 +5,12 @@ from fractions import Fraction
 import pytest
 
 from pods_cluster.scoring.final_answer import (
+    delimited_answer,
     gold_answer,
     last_answer_tag,
     last_boxed,
     last_formula,
     last_number,
-    marked_answer,
     parse_number,
 )
 
@@ -104,11 +104,11 @@ def test_answer_tag_must_be_closed():
 
 
 def test_the_marker_that_starts_last_is_the_answer():
-    assert marked_answer("\\boxed{5} #### 6\n<answer>7</answer>") == "7"
-    assert marked_answer("<answer>7</answer> \\boxed{5}") == "5"
-    assert marked_answer("<answer>so \\boxed{5}</answer>") == "5"
-    assert marked_answer("<answer>#### 5</answer>") == "5"
-    assert marked_answer("just 5") is None
+    assert delimited_answer("\\boxed{5} #### 6\n<answer>7</answer>") == "7"
+    assert delimited_answer("<answer>7</answer> \\boxed{5}") == "5"
+    assert delimited_answer("<answer>so \\boxed{5}</answer>") == "5"
+    assert delimited_answer("<answer>#### 5</answer>") == "5"
+    assert delimited_answer("just 5") is None
 
 
 def test_gold_of_each_kind():

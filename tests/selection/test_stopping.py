@@ -1,4 +1,4 @@
-"""Groups that are stopped early: what the selector orders, when, and what their numbers say afterwards."""
+"""Groups that are stopped early: what the selector tells the generators, when, and what their numbers say afterwards."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_a_settled_group_is_aborted_once_and_selected_when_the_rest_came_back() 
     selector = core("abort")
     assert selector.expect(A, 8) == 8
     selector.add(shard(A, [1.0, 1.0, 0.0], indices=[3, 1, 6], size=8, lengths=[4, 5, 6]))
-    assert not selector.orders()
+    assert not selector.instructions()
     selector.add(shard(A, [0.0], indices=[2], size=8, lengths=9))
-    assert selector.orders().abort == [A]
-    assert not selector.orders()
+    assert selector.instructions().abort == [A]
+    assert not selector.instructions()
     assert selector.collect(1, 0, 0).selections == []  # four are still on their way back
     # one finished before the abort reached it, one had not begun
     selector.add(shard(A, [1.0], indices=[0], size=8, lengths=6))
@@ -66,7 +66,7 @@ def test_a_group_that_ends_before_it_settles_is_an_ordinary_one() -> None:
     selector.expect(A, 5)
     selector.add(shard(A, [1.0, 1.0, 0.0, 1.0], indices=[0, 1, 2, 3], size=5))
     selector.add(shard(A, [0.0], indices=[4], size=5))
-    assert not selector.orders()
+    assert not selector.instructions()
     decision = selector.collect(1, 0, 0)
     assert not decision.selections[0].settled
     assert decision.stats[0].tokens_saved == 0
@@ -76,12 +76,12 @@ def test_waves_wait_for_a_portion_whole_and_stop_between_them() -> None:
     selector = core("waves", waves=3)
     assert selector.expect(A, 12) == 4
     selector.add(shard(A, [0.0, 0.0, 0.0], indices=[0, 1, 2], size=12, lengths=[2, 4, 6]))
-    assert not selector.orders()
+    assert not selector.instructions()
     selector.add(shard(A, [0.0], indices=[3], size=12, lengths=8))
-    (issue,) = selector.orders().issue
-    assert issue == (A, 4, 8, 5.0)
+    (wave,) = selector.instructions().waves
+    assert wave == (A, 4, 8, 5.0)
     selector.add(shard(A, [1.0, 1.0, 1.0, 1.0], indices=[4, 5, 6, 7], size=12, lengths=5))
-    assert not selector.orders()
+    assert not selector.instructions()
     decision = selector.collect(1, 0, 0)
     (selection,), (stats,) = decision.selections, decision.stats
     assert selection.settled
@@ -98,7 +98,7 @@ def test_a_group_without_signal_uses_all_its_waves() -> None:
     start = 0
     for stop in (4, 8, 12):
         selector.add(shard(A, [1.0] * (stop - start), indices=range(start, stop), size=12))
-        assert [issue[1:3] for issue in selector.orders().issue] == ([(stop, stop + 4)] if stop < 12 else [])
+        assert [wave[1:3] for wave in selector.instructions().waves] == ([(stop, stop + 4)] if stop < 12 else [])
         start = stop
     assert selector.collect(1, 0, 0).fates[0].fate is Fate.NO_SIGNAL
 
@@ -108,7 +108,7 @@ def test_rollouts_too_old_for_the_step_do_not_settle_a_group() -> None:
     selector.expect(A, 8)
     selector.ready(5, 0)
     selector.add(shard(A, [1.0, 1.0, 0.0, 0.0], indices=range(4), size=8, version=[5, 5, 5, 4]))
-    assert selector.orders().issue[0][1:3] == (4, 8)
+    assert selector.instructions().waves[0][1:3] == (4, 8)
 
 
 def test_losses_bring_the_next_portion_and_a_cancelled_group_no_orders() -> None:
@@ -120,8 +120,8 @@ def test_losses_bring_the_next_portion_and_a_cancelled_group_no_orders() -> None
     selector.add(shard(B, [1.0, 1.0, 1.0, 0.0], indices=range(4), size=8, worker="w1"))
     selector.add(shard(A, [], size=8, indices=[], lost=1))
     selector.cancel([B])
-    (issue,) = selector.orders().issue
-    assert issue[:3] == (A, 4, 8)
+    (wave,) = selector.instructions().waves
+    assert wave[:3] == (A, 4, 8)
 
 
 def test_a_reward_outside_the_declared_range_is_told() -> None:
@@ -160,22 +160,22 @@ def test_a_stopped_group_loses_no_variance(rewards: list[float], mode: str, orde
         done.add(index)
         aborted = {"aborted": True} if stopped else {}
         selector.add(shard(A, [math.nan if stopped else rewards[index]], indices=[index], size=12, **aborted))
-        orders = selector.orders()
-        stopped = stopped or bool(orders.abort)
-        issued = orders.issue[0].stop if orders.issue else issued
+        instructions = selector.instructions()
+        stopped = stopped or bool(instructions.abort)
+        issued = instructions.waves[0].stop if instructions.waves else issued
     (selection,) = selector.collect(1, 0, 0).selections
     assert np.var(selection.rewards) == pytest.approx(np.var(whole.collect(1, 0, 0).selections[0].rewards))
 
 
-def test_the_actor_hands_out_orders_as_soon_as_there_are_any() -> None:
+def test_the_actor_answers_with_instructions_as_soon_as_there_are_any() -> None:
     async def run() -> None:
         actor = SelectorActor("max_variance", 4, 8, seed=0, settling=Settling("waves", 0.0, 1.0, 2))
         assert await actor.expect([(A, 8), (B, 8)]) == [4, 4]
-        assert not await actor.orders(0.01)
-        waiting = asyncio.ensure_future(actor.orders(60.0))
+        assert not await actor.instructions(0.01)
+        waiting = asyncio.ensure_future(actor.instructions(60.0))
         await asyncio.sleep(0)
         await actor.report([shard(A, [1.0] * 4, indices=range(4), size=8)])
-        assert [issue.group for issue in (await asyncio.wait_for(waiting, 5)).issue] == [A]
+        assert [wave.group for wave in (await asyncio.wait_for(waiting, 5)).waves] == [A]
 
     asyncio.run(run())
 
