@@ -61,11 +61,14 @@ class DataConfig(Section):
     chat: bool = True
     """Render prompts through the chat template; false: the text goes to the model as it is."""
     max_prompt_tokens: int = Field(default=512, ge=1)
-    """Longer prompts are dropped and counted."""
+    """Longer prompts are left out and counted, and so are rows that cannot be rendered."""
     shuffle: bool = True
     """A new seeded order each epoch; false: the file's order."""
     rows: int | None = Field(default=None, ge=1)
     """Train on the first so many rows only; left out: all."""
+    changed: Literal["refuse", "new_epoch"] = "refuse"
+    """What `--resume` does when the rows are not those that the run was started with: refuse, or begin a new epoch
+    with them."""
     eval: EvalDataConfig | None = None
     """Held-out rows; left out: no evaluation."""
 

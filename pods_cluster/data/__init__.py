@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from pods_cluster.config import Config
+from pods_cluster.data.context import prompt_limit
 from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.heldout import EvalPrompts, load_heldout
 from pods_cluster.data.layout import Layout, recognise
@@ -43,8 +44,9 @@ def load_prompts(config: Config, tokenizer: PromptTokenizer) -> PromptStream:
         source.rows,
         _renderer(config, source, tokenizer, "data"),
         seed=config.run.seed,
-        max_prompt_tokens=data.max_prompt_tokens,
+        max_prompt_tokens=prompt_limit(config),
         shuffle=data.shuffle,
+        changed=data.changed,
     )
 
 
@@ -59,7 +61,7 @@ def load_eval(config: Config, tokenizer: PromptTokenizer) -> EvalPrompts:
         return prompts
     source = load_heldout(config.data, config.data.eval)
     render = _renderer(config, source, tokenizer, "data.eval")
-    limit, shortest = config.data.max_prompt_tokens, 0
+    limit, shortest = prompt_limit(config), 0
     for index in range(len(source.rows)):
         prompt: Prompt = render(0, index, source.rows[index])
         if len(prompt.token_ids) <= limit:

@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pods_cluster.data.errors import DataError
+from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.source import Rows
 from pods_cluster.types import GroupId, Prompt
 
@@ -19,6 +19,9 @@ Render = Callable[[int, int, Mapping[str, Any]], Prompt]
 
 _STREAM = 0x70726F6D70740000  # sets the order apart from every other use of the run's seed
 _SAMPLED_ROWS = 32
+FAILED_ROWS = 100
+"""So many rows that cannot be rendered, and none that can, are a fault of the configuration and not of the rows."""
+REMEMBERED_FAILURES = 20
 
 
 def epoch_order(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
@@ -41,14 +44,24 @@ def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
 
 
 class PromptStream:
-    """Prompts in a seeded order, epoch after epoch; over-long ones are dropped and counted.
+    """Prompts in a seeded order, epoch after epoch; those that are over-long or cannot be rendered are left out, and
+    counted.
 
     Invariant: over any interleaving of `next`, `give_back`, `state` and `restore`, each (epoch, row) is served exactly
     once, a prompt that was given back not counting as served. Rows are rendered and tokenised when they are served.
     """
 
-    def __init__(self, rows: Rows, render: Render, *, seed: int, max_prompt_tokens: int, shuffle: bool = True) -> None:
-        """Raises DataError when there are no rows."""
+    def __init__(
+        self,
+        rows: Rows,
+        render: Render,
+        *,
+        seed: int,
+        max_prompt_tokens: int,
+        shuffle: bool = True,
+        changed: Literal["refuse", "new_epoch"] = "refuse",
+    ) -> None:
+        """`changed`: what a resumed run does about another dataset. Raises DataError when there are no rows."""
         if not len(rows):
             raise DataError("data.path: the dataset holds no rows; give one with rows")
         self.rows = rows
@@ -63,6 +76,14 @@ class PromptStream:
         """Prompts handed out, less those given back."""
         self.dropped = 0
         """Over-long prompts met so far; the same row counts once in each epoch."""
+        self.failed = 0
+        """Rows met so far that could not be rendered; the same row counts once in each epoch."""
+        self.failures: deque[RowError] = deque(maxlen=REMEMBERED_FAILURES)
+        """Why the newest of them could not."""
+        self.note: str | None = None
+        """What a person should know of the last `restore`."""
+        self._changed = changed
+        self._first_failure: RowError | None = None
         self._position = 0  # rows of this epoch's order that are behind us
         self._fits = 0  # of those, rows that were short enough
         self._shortest = 0  # tokens of the shortest over-long prompt of an epoch without any that fits
@@ -86,8 +107,8 @@ class PromptStream:
     def next(self, count: int) -> list[Prompt]:
         """The next `count` prompts, those given back first; runs on into the next epoch.
 
-        Raises DataError when a whole epoch holds no prompt within the limit, and RowError for a row that is no prompt;
-        the prompts taken before it are then given back.
+        Raises DataError when a whole epoch holds no prompt within the limit, and the RowError of the first row when
+        `FAILED_ROWS`, or a whole epoch, cannot be rendered; the prompts taken before it are then given back.
         """
         if count < 1:
             raise ValueError(f"count: {count} prompts cannot be taken; ask for 1 or more")
@@ -130,21 +151,32 @@ class PromptStream:
             "shortest": self._shortest,
             "served": self.served - len(flying),
             "dropped": self.dropped,
+            "failed": self.failed,
             "returned": [list(place) for place in (*self._returned, *flying)],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`. Raises DataError, changing nothing, when it is of another dataset or order."""
+        """Continue from a `state`. With `changed="new_epoch"`, a new epoch begins where the dataset is another one.
+
+        Raises DataError, changing nothing, when it is of another dataset or order, or damaged.
+        """
+        self.note = None
         try:
+            other = self._other_dataset(state)
             self._check_same(state)
             epoch, position = int(state["epoch"]), int(state["position"])
             fits, shortest = int(state["fits"]), int(state["shortest"])
             served, dropped = int(state["served"]), int(state["dropped"])
+            failed = int(state.get("failed", 0))
             returned = [(int(e), int(row)) for e, row in state["returned"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"resume: the prompt stream's state is damaged ({error!r}); use an older checkpoint"
             ) from error
+        if other is not None:
+            # Rows have other numbers now: what was given back cannot be found again.
+            self.note = f"the dataset has changed ({other}); epoch {epoch + 1} begins with it (data.changed: new_epoch)"
+            epoch, position, fits, shortest, returned = epoch + 1, 0, 0, 0, []
         within = epoch >= 0 and 0 <= position <= len(self) and 0 <= fits <= position
         if not within or any(not (0 <= e <= epoch and 0 <= row < len(self)) for e, row in returned):
             raise DataError(
@@ -153,7 +185,7 @@ class PromptStream:
             )
         self._order = self._order_of(epoch)
         self.epoch, self._position, self._fits, self._shortest = epoch, position, fits, shortest
-        self.served, self.dropped = served, dropped
+        self.served, self.dropped, self.failed = served, dropped, failed
         self._returned = deque(returned)
 
     def _again(self) -> Prompt:
@@ -167,8 +199,11 @@ class PromptStream:
             if self._position == len(self):
                 self._turn_over()
             row = int(self._order[self._position])
-            prompt = self.render(self.epoch, row, self.rows[row])
-            # behind us only now: a row that cannot be rendered is met again, not skipped in silence
+            try:
+                prompt = self.render(self.epoch, row, self.rows[row])
+            except RowError as error:
+                self._leave_out(error)
+                continue
             self._position += 1
             tokens = len(prompt.token_ids)
             if tokens <= self.max_prompt_tokens:
@@ -176,6 +211,14 @@ class PromptStream:
                 return prompt
             self.dropped += 1
             self._shortest = min(self._shortest or tokens, tokens)
+
+    def _leave_out(self, error: RowError) -> None:
+        self.failures.append(error)
+        self._first_failure = self._first_failure or error
+        if not self._fits and not self._shortest and self._position + 1 >= min(FAILED_ROWS, len(self)):
+            raise RowError(f"{self._first_failure} (and so are the first {self._position + 1} rows, all of them)")
+        self._position += 1
+        self.failed += 1
 
     def _turn_over(self) -> None:
         if not self._fits:
@@ -208,13 +251,11 @@ class PromptStream:
             raise DataError(
                 f"resume: the prompt stream's state has version {state.get('version')!r}; this release reads version 1"
             )
-        was, now = state["dataset"], self.fingerprint
-        if was != now:
-            part = next(name for name in ("rows", "columns", "sample") if was.get(name) != now[name])
-            told = "the rows' contents" if part == "sample" else f"{part} {was.get(part)} then, {now[part]} now"
+        other = self._other_dataset(state)
+        if other is not None and self._changed == "refuse":
             raise DataError(
-                f"data.path: the dataset is not the one that the run was started with ({told} differ); "
-                f"restore the dataset, or start a new run (another run.name)"
+                f"data.path: the dataset is not the one that the run was started with ({other}); restore the dataset, "
+                f"set data.changed: new_epoch to go on with the new one, or start a new run (another run.name)"
             )
         for field, name in (("run.seed", "seed"), ("data.shuffle", "shuffle")):
             if state[name] != getattr(self, name):
@@ -222,6 +263,14 @@ class PromptStream:
                     f"{field}: {getattr(self, name)} gives another order of prompts than the run was started with "
                     f"({state[name]}); set it back, or start a new run (another run.name)"
                 )
+
+    def _other_dataset(self, state: Mapping[str, Any]) -> str | None:
+        """How the dataset of a state differs from this one; None where it is the same."""
+        was, now = state["dataset"], self.fingerprint
+        if was == now:
+            return None
+        part = next(name for name in ("rows", "columns", "sample") if was.get(name) != now[name])
+        return "the rows' contents differ" if part == "sample" else f"{part} {was.get(part)} then, {now[part]} now"
 
 
 def _plain(value: Any) -> str:

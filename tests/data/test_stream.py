@@ -148,17 +148,42 @@ def test_no_rows() -> None:
         stream_of([])
 
 
-def test_a_row_that_cannot_be_rendered_loses_no_other() -> None:
+def test_a_row_that_cannot_be_rendered_is_left_out_and_counted() -> None:
     lengths = [1] * 6
     good = places(stream_of(lengths, seed=1).next(6))
     bad_row = good[3][1]
     lengths[bad_row] = -1
     stream = stream_of(lengths, seed=1)
-    for _ in range(3):  # met again, not skipped in silence
-        with pytest.raises(RowError, match=f"row {bad_row}"):
-            stream.next(6)
-    assert places(stream.next(3)) == good[:3]
-    assert stream.served == 3
+    assert places(stream.next(5)) == [*good[:3], *good[4:]]
+    assert (stream.served, stream.failed, stream.dropped) == (5, 1, 0)
+    assert [str(error) for error in stream.failures] == [f"row {bad_row}"]
+    again = stream_of(lengths, seed=1)
+    again.restore(json.loads(json.dumps(stream.state())))
+    assert again.failed == 1
+    assert places(again.next(5)) == places(stream.next(5))
+    assert again.failed == 2, "once in each epoch"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 250])
+def test_rows_of_which_none_can_be_rendered_are_refused(rows: int) -> None:
+    stream = stream_of([-1] * rows, shuffle=False)
+    with pytest.raises(RowError, match=rf"row 0 \(and so are the first {min(rows, 100)} rows, all of them\)"):
+        stream.next(1)
+
+
+def test_a_changed_dataset_begins_a_new_epoch_where_that_is_allowed() -> None:
+    before = stream_of([1] * 5)
+    before.next(3)
+    state = json.loads(json.dumps(before.state()))
+    stream = PromptStream(table([1] * 4), render, seed=0, max_prompt_tokens=LIMIT, changed="new_epoch")
+    stream.restore(state)
+    assert stream.note is not None
+    assert "rows 5 then, 4 now" in stream.note
+    assert sorted(places(stream.next(4))) == [(1, row) for row in range(4)]
+    same = PromptStream(table([1] * 5), render, seed=0, max_prompt_tokens=LIMIT, changed="new_epoch")
+    same.restore(state)
+    assert same.note is None
+    assert places(same.next(2)) == places(before.next(2))
 
 
 def test_giving_back_what_is_not_out() -> None:

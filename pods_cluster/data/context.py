@@ -1,0 +1,67 @@
+"""How long a prompt may be: the model's context less what a completion may take of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pods_cluster.config import Config
+from pods_cluster.data.errors import DataError
+
+_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
+
+
+def model_context(path: str) -> int | None:
+    """The context of a model in tokens, from its `config.json`; None where it has no limit, or none that is known.
+
+    A hub name is looked up in the local cache alone.
+    """
+    file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            found = try_to_load_from_cache(path, "config.json")
+        except ValueError:  # no name that a hub could have
+            return None
+        if not isinstance(found, str):
+            return None
+        file = Path(found)
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(settings, Mapping):
+        return None
+    text = settings.get("text_config")
+    return _context_of(text if isinstance(text, Mapping) else settings)
+
+
+def prompt_limit(config: Config) -> int:
+    """Tokens of the longest prompt that a run serves: `data.max_prompt_tokens`, or less where the context is shorter.
+
+    Raises DataError when `generator.max_tokens` leaves no room for a prompt.
+    """
+    limits = [model_context(config.model.path)] if config.generator.engine != "paced" else []
+    limits.append(config.generator.engine_options.get("max_model_len") if config.generator.engine == "vllm" else None)
+    known = [limit for limit in limits if isinstance(limit, int)]
+    if not known:
+        return config.data.max_prompt_tokens
+    room = min(known) - config.generator.max_tokens
+    if room < 1:
+        raise DataError(
+            f"generator.max_tokens: {config.generator.max_tokens} leaves no room for a prompt in the context of "
+            f"{min(known)} tokens of {config.model.path!r}; lower it"
+        )
+    return min(config.data.max_prompt_tokens, room)
+
+
+def _context_of(settings: Mapping[str, Any]) -> int | None:
+    context = next((settings[name] for name in _NAMES if isinstance(settings.get(name), int)), None)
+    if context is None or context < 1:
+        return None
+    scaling = settings.get("rope_scaling") or settings.get("rope_parameters")
+    factor = scaling.get("factor") if isinstance(scaling, Mapping) else None
+    return int(context * max(factor, 1.0)) if isinstance(factor, int | float) else context
