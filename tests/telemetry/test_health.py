@@ -1,0 +1,210 @@
+"""Each rule of a run's health speaks beyond its threshold, is silent within it, and names what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pods_cluster.telemetry.health import RULES, WINDOW, Health
+
+GOOD: dict[str, float] = {
+    "timing_s/step": 4.0,
+    "updates": 1,
+    "rollouts/generated": 640,
+    "rollouts/excluded": 0,
+    "rollouts/stale": 0,
+    "groups/trained": 16,
+    "groups/no_signal": 2,
+    "completions/clipped_ratio": 0.05,
+    "reward": 0.5,
+    "entropy": 0.4,
+    "sampling/sampling_logp_difference/mean": 0.01,
+    "scoring/seconds_mean": 0.1,
+    "generator/replaced": 0,
+    "generator/preemptions": 0,
+}
+
+
+def health_of(records: list[dict[str, Any]]) -> Health:
+    health = Health()
+    for record in records:
+        health.add(record)
+    return health
+
+
+def names(health: Health) -> set[str]:
+    return {finding.rule for finding in health.findings}
+
+
+def test_a_good_run_is_healthy() -> None:
+    health = health_of([GOOD] * 50)
+    assert health.findings == []
+    assert health.line == "healthy"
+    assert set(health.metrics()) == {f"health/{rule.name}" for rule in RULES}
+    assert set(health.metrics().values()) == {0.0}
+
+
+CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [
+    ("no-update", [GOOD | {"updates": 0}] * 3, [GOOD | {"updates": 0}] * 2, "no update in the last 3 steps"),
+    (
+        "no-signal",
+        [GOOD | {"groups/trained": 8, "groups/no_signal": 58}] * 5,
+        [GOOD | {"groups/trained": 8, "groups/no_signal": 8}] * 5,
+        "88% of the groups have no signal",
+    ),
+    (
+        "truncated",
+        [GOOD | {"completions/clipped_ratio": 0.6}] * 5,
+        [GOOD | {"completions/clipped_ratio": 0.25}] * 5,
+        "60% of the rollouts are cut off",
+    ),
+    (
+        "excluded",
+        [GOOD | {"rollouts/excluded": 64, "scoring/failures/timeout/judge": 64, "scoring/failures/error/x": 2}] * 5,
+        [GOOD | {"rollouts/excluded": 6}] * 5,
+        "reward 'judge' gave no number (timeout) 320 times",
+    ),
+    (
+        "stale",
+        [GOOD | {"rollouts/stale": 128}] * 5,
+        [GOOD | {"rollouts/stale": 64}] * 5,
+        "20% of the rollouts are too old",
+    ),
+    (
+        "reward-falls",
+        [GOOD] * 20 + [GOOD | {"reward": 0.2}] * 10,
+        [GOOD] * 20 + [GOOD | {"reward": 0.42}] * 10,
+        "fell from 0.5 (its best 10 steps) to 0.2",
+    ),
+    (
+        "entropy-collapse",
+        [GOOD] * 10 + [GOOD | {"entropy": 0.05}] * 10,
+        [GOOD] * 10 + [GOOD | {"entropy": 0.1}] * 10,
+        "entropy fell from 0.4 to 0.05 nats",
+    ),
+    (
+        "mismatch",
+        [GOOD | {"sampling/sampling_logp_difference/mean": 0.2}] * 3,
+        [GOOD | {"sampling/sampling_logp_difference/mean": 0.049}] * 3,
+        "differ by 0.200 nats",
+    ),
+    (
+        "workers-replaced",
+        [GOOD | {"generator/replaced": 1}] * 3,
+        [GOOD | {"generator/replaced": 1}] * 2 + [GOOD] * 10 + [GOOD | {"generator/replaced": 1}] * 2,
+        "3 generators were replaced",
+    ),
+    (
+        "preemptions",
+        [GOOD | {"generator/preemptions": 64}] * 3,
+        [GOOD | {"generator/preemptions": 32}] * 3,
+        "pushed 10% of the rollouts",
+    ),
+    (
+        "slow-rewards",
+        [GOOD | {"scoring/seconds_mean": 3.0}] * 3,
+        [GOOD | {"scoring/seconds_mean": 2.0}] * 3,
+        "waits 3.0 s for its reward, 75% of a step",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "bad", "fair", "text"), CASES, ids=[case[0] for case in CASES])
+def test_each_rule(rule: str, bad: list[dict[str, Any]], fair: list[dict[str, Any]], text: str) -> None:
+    health = health_of(bad)
+    assert names(health) == {rule}
+    finding = health.findings[0]
+    assert text in finding.text
+    assert finding.advice
+    assert finding.link == f"docs/troubleshooting.md#{rule}"
+    assert health.metrics()[f"health/{rule}"] == 1.0
+    assert text in health.line
+    assert finding.advice in health.line
+    assert names(health_of(fair)) == set()
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case[0] for case in CASES} == {rule.name for rule in RULES}
+
+
+def test_a_finding_is_told_once_and_its_end_once() -> None:
+    health = Health()
+    for _ in range(3):
+        new, over = health.add(GOOD | {"generator/replaced": 1})
+    assert [finding.rule for finding in new] == ["workers-replaced"]
+    assert over == []
+    assert health.add(GOOD) == ([], [])
+    ends = [health.add(GOOD)[1] for _ in range(WINDOW)]
+    assert ends.count(["workers-replaced"]) == 1
+
+
+def test_a_record_without_a_step_changes_nothing() -> None:
+    health = Health()
+    assert health.add({"eval/greedy_accuracy": 0.3}) == ([], [])
+    assert not health.window.records
+
+
+def test_an_error_is_the_line_before_a_warning() -> None:
+    bad = GOOD | {"completions/clipped_ratio": 0.9, "updates": 0}
+    line = health_of([bad] * 3).line
+    assert line.startswith("no update in the last 3 steps")
+    assert line.endswith("(+1 more)")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"balance/generate_seconds": 3.0, "balance/update_seconds": 1.0}, "the pools take turns"),
+        (
+            {
+                "balance/generate_seconds": 3.0,
+                "balance/update_seconds": 1.0,
+                "timing_s/wait": 2.0,
+                "balance/generators": 5.2,
+            },
+            "the generators set the pace: the learner waits 50% of a step; about 6 generators",
+        ),
+        (
+            {
+                "balance/generate_seconds": 1.0,
+                "balance/update_seconds": 2.0,
+                "timing_s/wait": 0.0,
+                "balance/generators": 1.0,
+                "balance/rollouts_per_prompt": 32.0,
+            },
+            "the learner sets the pace: generating takes 50% of its time",
+        ),
+        (
+            {
+                "balance/generate_seconds": 1.0,
+                "balance/update_seconds": 1.0,
+                "timing_s/wait": 0.0,
+                "balance/generators": 1.0,
+            },
+            "both pools are busy",
+        ),
+        ({}, ""),
+    ],
+)
+def test_which_pool_sets_the_pace(values: dict[str, float], text: str) -> None:
+    health = health_of([GOOD | values] * 3)
+    assert health.pace.startswith(text) if text else health.pace == ""
+    assert health.line == (f"healthy; {health.pace}" if text else "healthy")
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from([*GOOD, "balance/generate_seconds", "balance/update_seconds", "timing_s/wait"]),
+            st.floats() | st.integers(-5, 10**6),
+        ),
+        max_size=40,
+    )
+)
+def test_no_record_breaks_it(records: list[dict[str, float]]) -> None:
+    health = health_of(records)
+    assert isinstance(health.line, str)
+    assert all(value in (0.0, 1.0) for value in health.metrics().values())
