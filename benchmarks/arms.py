@@ -35,8 +35,9 @@ from pods_cluster.config import Config, build_config, dump_config, load_config
 from pods_cluster.data import load_eval, load_tokenizer
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.run.cluster import connect
-from pods_cluster.run.publishing import publisher_of
-from pods_cluster.sizing.balance import Shape, rates_of, stages
+from pods_cluster.run.controller import start_broadcaster
+from pods_cluster.sizing.balance import StepShape, forecast, measured_rates
+from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.telemetry.catalog import STAGES
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -102,7 +103,7 @@ async def one_seed(
     pools, learners = Pools(first), LearnerGroup(first)
     try:
         await asyncio.gather(pools.start(first.generator.workers), learners.start())
-        publisher = publisher_of(first, learners)
+        publisher = start_broadcaster(first, learners)
         held_out = load_eval(first, load_tokenizer(first.model, light=True)) if first.run.eval.every else []
         with tempfile.TemporaryDirectory(prefix="pods-arms-") as folder:
             start = Path(folder) / "start"
@@ -117,7 +118,8 @@ async def one_seed(
                 arm = await pools.arm(config, learners, publisher, records, held_out)
                 row = summary(arm, config) | {"seed": seed, "arm": name}
                 if name == "k1":
-                    plan = stages(rates_of(arm.steps), Shape.of(config))
+                    measured = [StepMeasurement.from_record(record) for record in arm.steps]
+                    plan = forecast(measured_rates(measured), StepShape.of(config))
                     n = min(max(plan.balanced_rollouts, config.selector.keep), 4 * config.generator.rollouts_per_prompt)
                     row["planned_rollouts_per_prompt"] = n
                 done(row, config)

@@ -13,7 +13,8 @@ from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, build_config
 from pods_cluster.run.cluster import connect
 from pods_cluster.run.controller import Controller
-from pods_cluster.sizing.balance import Rates, rates_of
+from pods_cluster.sizing.balance import Rates, measured_rates
+from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.telemetry.run_folder import RunFolder
 
 
@@ -62,9 +63,13 @@ def calibrate(config: Config, *, steps: int = 4, groups: int | None = None) -> R
 async def _measure(config: Config) -> Rates:
     controller = Controller(config, resume=False, save=False)
     await controller.run()
-    return rates_of(controller.folder.read_metrics())
+    return _rates(controller.folder)
 
 
 def rates_of_run(folder: Path) -> Rates:
     """Rates of a finished (or running) run. Raises RunFolderError, and ValueError for one without usable steps."""
-    return rates_of(RunFolder.open(folder).read_metrics())
+    return _rates(RunFolder.open(folder))
+
+
+def _rates(folder: RunFolder) -> Rates:
+    return measured_rates([StepMeasurement.from_record(record) for record in folder.read_metrics()])

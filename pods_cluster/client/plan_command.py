@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.config import ConfigError, load_config
-
-if TYPE_CHECKING:
-    from pods_cluster.sizing.balance import Rates, Stages
+from pods_cluster.sizing.balance import Rates, StepForecast, StepShape, forecast
+from pods_cluster.sizing.card_splits import cards_needed, splits
 
 Rate = Annotated[float | None, typer.Option(help="Completion tokens a second of one saturated generator worker.")]
 
@@ -45,7 +44,6 @@ def plan(
     Rates are given, taken from a run's folder, or else measured: the run's own pools are started for a few steps.
     """
     from pods_cluster.client.calibrate import calibrate, rates_of_run
-    from pods_cluster.sizing.balance import Rates, Shape, splits, stages
 
     loaded = load_config(config, overrides or [])
     console = Console(stderr=as_json)
@@ -68,9 +66,9 @@ def plan(
         else:
             with console.status(f"measuring: {steps} steps on the run's own pools"):
                 rates = calibrate(loaded, steps=steps, groups=groups)
-        shape = Shape.of(loaded)
-        now = stages(rates, shape)
-        found = splits(rates, shape, gpus if gpus is not None else shape.cards)
+        shape = StepShape.of(loaded)
+        now = forecast(rates, shape)
+        found = splits(rates, shape, gpus if gpus is not None else cards_needed(shape))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if as_json:
@@ -83,7 +81,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(plan)
 
 
-def _values(rates: Rates, now: Stages, found: list[Stages]) -> dict[str, Any]:
+def _values(rates: Rates, now: StepForecast, found: list[StepForecast]) -> dict[str, Any]:
     return {
         "rates": {
             name: getattr(rates, name)
@@ -94,11 +92,11 @@ def _values(rates: Rates, now: Stages, found: list[Stages]) -> dict[str, Any]:
     }
 
 
-def _numbers(found: Stages) -> dict[str, Any]:
+def _numbers(found: StepForecast) -> dict[str, Any]:
     return {
         "generators": found.shape.generators,
         "learners": found.shape.ranks,
-        "gpus": found.shape.cards,
+        "gpus": cards_needed(found.shape),
         "rollouts_per_prompt": found.shape.rollouts,
         "generate_seconds": found.generate,
         "update_seconds": found.update,
@@ -113,7 +111,7 @@ def _numbers(found: Stages) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, rates: Rates, now: Stages, found: list[Stages]) -> None:
+def _show(console: Console, rates: Rates, now: StepForecast, found: list[StepForecast]) -> None:
     console.print(
         Text(
             f"one generator {rates.generate:,.0f} tokens/s · one learner rank {rates.update:,.0f} tokens/s · publish "
@@ -143,12 +141,12 @@ def _show(console: Console, rates: Rates, now: Stages, found: list[Stages]) -> N
     console.print(Text(_advice(now, best)))
 
 
-def _advice(now: Stages, best: Stages) -> str:
+def _advice(now: StepForecast, best: StepForecast) -> str:
     if not now.shape.staleness:
         k = best.enough_staleness
         return (
             f"With staleness: 0 each pool waits while the other works, whatever the split; staleness: {k} would make "
-            f"the step of the best split about {best.pace:.2f} s."
+            f"the step of the best split about {best.bottleneck_seconds:.2f} s."
         )
     shape = best.shape
     text = (
@@ -159,6 +157,6 @@ def _advice(now: Stages, best: Stages) -> str:
     if best.bound == "staleness":
         text += (
             f". It waits for the longest rollouts of a batch; staleness: {best.enough_staleness} would make the step "
-            f"{best.pace:.2f} s"
+            f"{best.bottleneck_seconds:.2f} s"
         )
     return text

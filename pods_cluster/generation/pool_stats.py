@@ -40,6 +40,11 @@ class PoolStats:
             for stats in self.workers.values()
         )
 
+    @property
+    def occupied_seconds_mean(self) -> float:
+        """`occupied_seconds`, mean over the workers."""
+        return self.occupied_seconds / max(1, len(self.workers))
+
     def metrics(self) -> dict[str, float]:
         """Gauges of now; counts since the last reading."""
         workers = list(self.workers.values())
@@ -49,7 +54,7 @@ class PoolStats:
             "generator/running": float(sum(stats.engine.running for stats in workers)),
             "generator/waiting": float(sum(stats.engine.waiting for stats in workers)),
             "generator/busy_seconds": self.busy_seconds / count,
-            "generator/occupied_seconds": self.occupied_seconds / count,
+            "generator/occupied_seconds": self.occupied_seconds_mean,
             "generator/kv_cache_usage": sum(stats.engine.kv_cache_usage for stats in workers) / count,
             "scoring/seconds_mean": sum(stats.scoring_seconds_mean for stats in workers) / count,
             "scoring/seconds_max": max((stats.scoring_seconds_max for stats in workers), default=0.0),

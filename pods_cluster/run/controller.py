@@ -16,15 +16,15 @@ from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.run import checkpoints, live_file, status
-from pods_cluster.run.cluster import hint_autoscaler
+from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
 from pods_cluster.run.loop import Run, RunError
-from pods_cluster.run.publishing import publisher_of
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.run.settling import settling_of
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.recorder import Feed, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.summary import Summary, write_summary
+from pods_cluster.weights.broadcast import Broadcaster
 
 CLOSE_SECONDS = 60.0
 
@@ -135,7 +135,7 @@ class Controller:
             pool=pool,
             selector=selector,
             learners=learners,
-            publisher=publisher_of(config, learners),
+            publisher=start_broadcaster(config, learners),
             stream=self.stream,
             held_out=list(self.held_out),
             recorder=self.recorder,
@@ -167,6 +167,17 @@ class Controller:
             ray.kill(ray.get_actor(actor_name(self.config.run.name, "selector"), NAMESPACE))
         live_file.withdraw(self.folder)
         await asyncio.to_thread(self.recorder.close)
+
+
+def start_broadcaster(config: Config, learners: LearnerGroup) -> Broadcaster:
+    """A broadcaster of weights from the ranks of a learner group that has started."""
+    return Broadcaster(
+        learners.handles,
+        config.weights,
+        config.run.name,
+        gpus=nccl_can_reach(config, ray.cluster_resources().get("GPU", 0.0)),
+        ranks_per_worker=config.generator.tensor_parallel,
+    )
 
 
 def start_controller(config: Config, *, resume: bool) -> Any:

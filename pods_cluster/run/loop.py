@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.messages import Failure
+from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.learning.learner_group import StepResult
 from pods_cluster.learning.rank_actors import LearnerError
 from pods_cluster.run import checkpoints
-from pods_cluster.run.beside import together
-from pods_cluster.run.clock import StageClock
 from pods_cluster.run.evaluation import evaluate
 from pods_cluster.run.stages import Generators, Learners, Publisher, Selector
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_assembly import Assembler, RunError
-from pods_cluster.run.step_numbers import Tally
-from pods_cluster.sizing.balancing import Balancer
-from pods_cluster.sizing.idle import IdleShare
+from pods_cluster.run.step_numbers import StageClock, Tally
+from pods_cluster.sizing.balance import Balancer
+from pods_cluster.sizing.idle import IdleShare, tokens_per_second
 from pods_cluster.sizing.moves import Sizes
 from pods_cluster.sizing.scaler import Scaler
+from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.telemetry.recorder import Level, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import SampleGroup
@@ -123,7 +124,7 @@ class Run:
         await self._publish({})
         if self.step == 0:
             await self._evaluate()
-        await together(self._steps(), *([self.assembler.attend()] if self.config.selector.settle != "off" else []))
+        await _run_with(self._steps(), *([self.assembler.attend()] if self.config.selector.settle != "off" else []))
         await self._finish(save)
 
     async def _steps(self) -> None:
@@ -135,7 +136,7 @@ class Run:
         tally = Tally()
         with clock("scale"):
             await self.scaler.at_boundary(self.version)
-        out = len(self.ledger.out)
+        in_flight = len(self.ledger.out)
         with clock("generate"):
             await self.assembler.issue(self.ledger.room, self.version)
         with clock("scale"):
@@ -146,24 +147,28 @@ class Run:
             # what was selected is not trained: its prompts come again
             await self.assembler.give_back(list(self.assembler.out), Fate.CANCELLED)
             return
-        values: dict[str, float] = {"timing_s/generate": clock.seconds["generate"]}
+        values: dict[str, float] = {}
+        result: StepResult | None = None
         assembled_at = self.version
         if selections:
             self._empty_steps = 0
-            values |= await self._train(selections, clock, tally)
+            result = await self._train(selections, clock, tally, values)
         else:
             self._no_groups(tally)
         self.step += 1
         if self._sampled:
             self.recorder.samples(self.step, self._sampled)
             self._sampled = []
-        values |= tally.values(assembled_at) | clock.timings()
-        self.seconds += values["timing_s/step"]
+        seconds = clock.total()
+        self.seconds += seconds
+        values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
         values["weights/version"] = self.version
         values["groups/in_flight"] = len(self.ledger.out)
         values["data/prompts_dropped_overlong"] = self.stream.dropped
-        values |= await self._pool_values(values)
-        values |= self.balancer.after_step(values, out=out, ready=tally.ready or 0, waited=tally.waited)
+        stats = await self.pool.stats()
+        step = self._measured(seconds, clock, tally, result, stats)
+        values |= stats.metrics() | self.scaler.values() | self.idle.after_step(step)
+        values |= self.balancer.after_step(step, in_flight=in_flight, ready=tally.ready or 0, waited=tally.waited)
         self.assembler.size = self.balancer.rollouts
         if self._due(self.config.run.eval.every) or self._over():
             values |= await self._evaluate(record=False)
@@ -173,7 +178,33 @@ class Run:
             values["timing_s/checkpoint"] = clock.seconds["checkpoint"]
         self.recorder.step(self.step, values)
 
-    async def _train(self, selections: list[Selection], clock: StageClock, tally: Tally) -> dict[str, float]:
+    def _measured(
+        self, seconds: float, clock: StageClock, tally: Tally, result: StepResult | None, stats: PoolStats
+    ) -> StepMeasurement:
+        sizes = self.scaler.now()
+        return StepMeasurement(
+            seconds=seconds,
+            generate_seconds=clock.seconds["generate"],
+            fetch_seconds=result.seconds["fetch"] if result is not None else 0.0,
+            update_seconds=result.seconds["update"] if result is not None else 0.0,
+            publish_seconds=clock.seconds.get("publish", 0.0),
+            generated_rollouts=tally.generated,
+            trained_rollouts=result.trained_rollouts if result is not None else 0,
+            sampled_tokens=tally.sampled_tokens,
+            aborted_tokens=tally.aborted_tokens,
+            trained_tokens=result.trained_tokens if result is not None else 0,
+            generators=max(1, sizes.serving),
+            ranks=max(1, sizes.learners),
+            generator_rate=tokens_per_second(stats.generated_tokens, stats.seconds),
+            best_generator_rate=stats.saturated,
+            occupied_seconds=stats.occupied_seconds_mean,
+            groups_in_flight=len(self.ledger.out),
+        )
+
+    async def _train(
+        self, selections: list[Selection], clock: StageClock, tally: Tally, values: dict[str, float]
+    ) -> StepResult:
+        """Train the step and publish the new weights; adds the learner's metrics and those of the weights to `values`."""
         result = await self.learners.train(selections, self.step)
         for group in result.trained:
             self.assembler.end(group, Fate.TRAINED)
@@ -183,7 +214,7 @@ class Run:
             tally.fates[Fate.LOST] += len(result.lost)
             await self.assembler.give_back(list(result.lost), Fate.LOST)
         await self.pool.drop([selection.group for selection in selections])
-        values = {name: float(value) for name, value in result.metrics.items()}
+        values |= {name: float(value) for name, value in result.metrics.items()}
         values |= {
             "updates": float(result.updates),
             "rollouts/trained": float(result.trained_rollouts),
@@ -196,7 +227,7 @@ class Run:
             self.version += 1
             with clock("publish"):
                 await self._publish(values)
-        return values
+        return result
 
     async def _publish(self, values: dict[str, float]) -> None:
         """New weights to every generator; those that cannot take them are replaced and brought up to date."""
@@ -264,24 +295,6 @@ class Run:
             )
         )
 
-    async def _pool_values(self, values: dict[str, float]) -> dict[str, float]:
-        stats = await self.pool.stats()
-        sizes = self.scaler.values()
-        self.idle.sizes(int(sizes["generator/workers"]), int(sizes["learner/workers"]))
-        update = values.get("timing_s/update", 0.0)
-        return (
-            stats.metrics()
-            | sizes
-            | self.idle.values(
-                step_seconds=values.get("timing_s/step", math.nan),
-                generated_tokens=stats.generated_tokens,
-                generating_seconds=stats.seconds,
-                saturated=stats.saturated,
-                trained_tokens=values.get("tokens/trained", 0.0),
-                update_seconds=update,
-            )
-        )
-
     def _no_groups(self, tally: Tally) -> None:
         self._empty_steps += 1
         fates = ", ".join(f"{count} {fate.value}" for fate, count in tally.fates.items()) or "none came"
@@ -339,3 +352,18 @@ class Run:
 
     def _notice(self, kind: str, text: str, *, level: Level = "info") -> None:
         self.recorder.event(kind, text, step=self.step, level=level)
+
+
+async def _run_with(work: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end while `background` runs, which has no end of its own; the first that raises ends the others."""
+    tasks = [asyncio.ensure_future(work), *(asyncio.ensure_future(coroutine) for coroutine in background)]
+    try:
+        pending = set(tasks)
+        while not tasks[0].done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

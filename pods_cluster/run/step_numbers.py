@@ -1,14 +1,40 @@
-"""One step's numbers from what became of its groups (pure): sums first, means at the end."""
+"""Numbers of one step: what became of its groups, and the seconds of its stages."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.types import Fate, Selection
+
+
+class StageClock:
+    """Adds up wall-clock seconds by stage: `with clock("publish"): …`."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - begin
+
+    def total(self) -> float:
+        """Seconds of the step so far."""
+        return time.monotonic() - self.started
+
+    def timings(self) -> dict[str, float]:
+        """`timing_s/<stage>` of each stage so far."""
+        return {f"timing_s/{stage}": seconds for stage, seconds in self.seconds.items()}
 
 
 @dataclass(slots=True)
@@ -34,11 +60,31 @@ class Tally:
         self.fates[fate] += 1
         self.others.append(stats)
 
+    @property
+    def everyone(self) -> list[GroupStats]:
+        """Groups of every fate."""
+        return self.trained + self.others
+
+    @property
+    def generated(self) -> int:
+        """Rollouts that finished on a generator by themselves."""
+        return sum(group.n_finished - group.n_aborted for group in self.everyone)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Completion tokens of all rollouts, aborted ones included."""
+        return sum(group.tokens for group in self.everyone)
+
+    @property
+    def aborted_tokens(self) -> int:
+        """Completion tokens of aborted rollouts."""
+        return sum(group.aborted_tokens for group in self.everyone)
+
     def values(self, version: int) -> dict[str, float]:
         """Metrics of the step; `version` is the learner's at the step's assembly."""
-        everyone = self.trained + self.others
+        everyone = self.everyone
         values: dict[str, float] = {
-            "rollouts/generated": sum(group.n_finished - group.n_aborted for group in everyone),
+            "rollouts/generated": self.generated,
             "rollouts/scored": sum(group.n_valid + group.n_stale for group in everyone),
             "rollouts/selected": sum(group.n_kept for group in self.trained),
             "rollouts/aborted": sum(group.n_aborted for group in everyone),
@@ -47,8 +93,8 @@ class Tally:
             "rollouts/excluded": sum(group.n_nan + group.n_infinite for group in everyone),
             "rollouts/excluded/missing": sum(group.n_nan for group in everyone),
             "rollouts/excluded/infinite": sum(group.n_infinite for group in everyone),
-            "tokens/sampled": sum(group.tokens for group in everyone),
-            "tokens/aborted": sum(group.aborted_tokens for group in everyone),
+            "tokens/sampled": self.sampled_tokens,
+            "tokens/aborted": self.aborted_tokens,
             "groups/replaced": self.replaced,
             "groups/overtaken": self.overtaken,
         }

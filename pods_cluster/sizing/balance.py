@@ -1,32 +1,40 @@
-"""Which pool waits for which, and what would keep both busy: a step's seconds from the rates of its stages (pure).
+"""Balance of the two pools: the seconds of a step from the rates of its stages, and the n that keeps both busy (pure).
 
 A step generates P x n rollouts and trains P x m of them. With staleness 0 the stages take turns; above, generation and
-update go on at the same time and the slower one sets the pace. New weights hold up both pools either way.
+update overlap and the slower one sets the pace. Publishing new weights holds up both pools either way.
 
 A batch takes longer than its tokens at the full rate, because its longest rollouts end alone (it drains). With
-staleness k there are k + 1 batches out, so a step also takes no less than the way of one of them through generation,
-update and publish, divided by k + 1.
+staleness k there are k + 1 batches in flight, so a step also takes at least the latency of one batch through
+generation, update and publish, divided by k + 1.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from pods_cluster.config import Config
+from pods_cluster.sizing.step_measurement import StepMeasurement
+
+TOLERATED_WAIT = 0.05
+"""Share of a step that the learner may wait before n shrinks."""
+TOLERATED_IDLE = 0.05
+"""Share of a step that the generators may have nothing to do before n grows."""
+GROWTH = 1.125
+COUNTED_WAIT = 0.5
+"""Largest waited share that counts at once: one slow step is no trend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured or given: completion tokens a second of one saturated generator worker and of one learner rank
-    (fetching included), seconds of one publish, mean completion tokens of all and of kept rollouts, seconds that a batch
-    drains.
+    """Rates of the stages, measured or given.
 
-    Raises ValueError naming the rate for one that is not above 0.
+    `generate` and `update` are completion tokens a second of one saturated generator worker and of one learner rank
+    (fetching included); `sync_seconds` is one publish; `length` and `kept_length` are mean completion tokens of all and
+    of kept rollouts; `drain` is the seconds that a batch drains. Raises ValueError naming the option of `pods plan` for
+    a rate that is not above 0, or seconds below 0.
     """
 
     generate: float
@@ -48,9 +56,9 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a step asks for (P, n, m, k), and the pools: generator workers of `gpus_per_worker` cards each, ranks of
-    `gpus_per_rank` (below 1: generators may have the rest of its card)."""
+class StepShape:
+    """The size of a step (P, n, m, k) and of the pools: generator workers of `gpus_per_worker` cards each, learner ranks
+    of `gpus_per_rank` (below 1: generators may have the rest of the card)."""
 
     prompts: int
     rollouts: float
@@ -62,7 +70,8 @@ class Shape:
     gpus_per_rank: float = 1.0
 
     @classmethod
-    def of(cls, config: Config) -> Shape:
+    def of(cls, config: Config) -> StepShape:
+        """The shape that a configuration asks for."""
         return cls(
             prompts=config.learner.prompts_per_step,
             rollouts=config.generator.rollouts_per_prompt,
@@ -74,22 +83,16 @@ class Shape:
             gpus_per_rank=config.learner.gpus_per_worker or 1.0,
         )
 
-    @property
-    def cards(self) -> int:
-        """That the pools need: each rank has one, whose rest holds as many generators as fit."""
-        beside = self.ranks * math.floor((1 - self.gpus_per_rank) / self.gpus_per_worker + 1e-6)
-        return self.ranks + _whole_cards(max(0, self.generators - beside), self.gpus_per_worker)
-
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """Seconds of one step by stage and in all, and the share of it in which each pool has nothing to do.
+class StepForecast:
+    """Forecast of one step: seconds by stage and in all, and the share of it in which each pool has nothing to do.
 
-    `drain` is what a batch takes on top of `generate`. `balanced_rollouts` is the n (not below m) at which generating
-    takes as long as updating; `balanced_generators` the number of workers (a fraction) at which it does.
+    A batch takes `drain` seconds on top of `generate`. `balanced_rollouts` is the n (not below m) at which generating
+    takes as long as updating; `balanced_generators` is the number of workers (a fraction) at which it does.
     """
 
-    shape: Shape
+    shape: StepShape
     generate: float
     update: float
     sync: float
@@ -98,31 +101,34 @@ class Stages:
     balanced_generators: float
 
     @property
-    def pace(self) -> float:
-        """Seconds of a step of the slower pool, when it never waits."""
+    def bottleneck_seconds(self) -> float:
+        """Seconds of a step of the slower pool when it never waits."""
         return max(self.generate, self.update) + self.sync
 
     @property
-    def way(self) -> float:
+    def batch_latency(self) -> float:
         """Seconds of one batch from its first token to the weights that it made."""
         return self.generate + self.drain + self.update + self.sync
 
     @property
     def step(self) -> float:
+        """Seconds of the step."""
         k = self.shape.staleness
-        return max(self.pace, self.way / (k + 1)) if k else self.way
+        return max(self.bottleneck_seconds, self.batch_latency / (k + 1)) if k else self.batch_latency
 
     @property
     def generator_idle(self) -> float:
+        """Share of the step in which the generators have nothing to do."""
         return 1.0 - self.generate / self.step
 
     @property
     def learner_idle(self) -> float:
+        """Share of the step in which the learner has nothing to do."""
         return 1.0 - self.update / self.step
 
     @property
     def bound(self) -> str:
-        """What sets the pace."""
+        """The limit of the pace: `turns` (staleness 0), `staleness`, `generators` or `learner`."""
         if not self.shape.staleness:
             return "turns"
         if self.enough_staleness > self.shape.staleness:
@@ -131,16 +137,16 @@ class Stages:
 
     @property
     def enough_staleness(self) -> int:
-        """The least k at which enough batches are out that the slower pool never waits for one to drain."""
-        return max(1, math.ceil(self.way / self.pace * (1 - 1e-9)) - 1)
+        """The least staleness with which the slower pool never waits for a batch to drain."""
+        return max(1, math.ceil(self.batch_latency / self.bottleneck_seconds * (1 - 1e-9)) - 1)
 
 
-def stages(rates: Rates, shape: Shape) -> Stages:
-    """The step that these rates make of this shape."""
+def forecast(rates: Rates, shape: StepShape) -> StepForecast:
+    """The step that a shape takes at these rates."""
     each = shape.prompts * rates.length / (shape.generators * rates.generate)  # seconds for one more rollout a prompt
     generate = each * shape.rollouts
     update = shape.prompts * shape.keep * rates.kept_length / (shape.ranks * rates.update)
-    return Stages(
+    return StepForecast(
         shape=shape,
         generate=generate,
         update=update,
@@ -151,85 +157,47 @@ def stages(rates: Rates, shape: Shape) -> Stages:
     )
 
 
-def splits(rates: Rates, shape: Shape, cards: int) -> list[Stages]:
-    """Every split of `cards` GPUs that leaves none over where that can be, fastest first.
+def measured_rates(measured: Sequence[StepMeasurement]) -> Rates:
+    """The rates of a run from its steps; the first one, in which everything starts, is left out where others are there.
 
-    Raises ValueError when they are too few for one worker and one rank.
+    Raises ValueError when the steps do not hold what is needed.
     """
-    most = shape.prompts * shape.keep  # a rank without a rollout would only wait
-    least = replace(shape, generators=1, ranks=1)
-    if cards < least.cards:
-        raise ValueError(
-            f"--gpus: {cards} cannot hold a generator of {shape.gpus_per_worker:g} GPU(s) and a learner rank; "
-            f"give {least.cards}"
-        )
-    found = []
-    ranks = min(cards, most)
-    for generators in itertools.count(1):  # more of them never leave room for more ranks
-        while ranks and replace(shape, generators=generators, ranks=ranks).cards > cards:
-            ranks -= 1
-        if not ranks:
-            break
-        found.append(stages(rates, replace(shape, generators=generators, ranks=ranks)))
-    return sorted(found, key=lambda split: (split.step, split.shape.cards))
-
-
-def _whole_cards(workers: int, each: float) -> int:
-    """That so many parts of cards need (three of 0.33 and two of 0.5 need one)."""
-    return math.ceil(workers * each - 1e-6)
-
-
-def rates_of(records: Sequence[Mapping[str, Any]]) -> Rates:
-    """The rates of a run from its step records; the first step, in which everything starts, is left out if it can be.
-
-    Raises ValueError when the records do not hold what is needed.
-    """
-    steps = [record for record in records if record.get("tokens/trained") and record.get("timing_s/update")]
+    steps = [step for step in measured if step.trained_tokens and step.update_seconds]
     steps = steps[1:] or steps
     if not steps:
         raise ValueError("metrics.jsonl: holds no step that trained something; let the run make some steps first")
-    saturated = [
-        record["generator/saturated_tokens_per_second"] / max(record.get("generator/workers", 1), 1)
-        for record in steps
-        if record.get("generator/saturated_tokens_per_second")
-    ]
-    rollouts, trained = _sum(steps, "rollouts/generated"), _sum(steps, "rollouts/trained")
+    saturated = [step.saturated_rate / step.generators for step in steps if step.saturated_rate]
+    rollouts, trained = sum(step.generated_rollouts for step in steps), sum(step.trained_rollouts for step in steps)
     if not saturated or not rollouts or not trained:
         raise ValueError(
             "metrics.jsonl: holds no rate of a generator that was busy for a whole second; use longer steps, or give "
             "--generate-rate, --update-rate, --sync-seconds and --length"
         )
-    busy = sum(
-        (record["timing_s/update"] + record.get("timing_s/fetch", 0.0)) * max(record.get("learner/workers", 1), 1)
-        for record in steps
-    )
-    whole = _sum(steps, "tokens/sampled") - _sum(steps, "tokens/aborted")
-    # Where batches took turns (none was out after its step), the stage is the batch's own.
+    trained_tokens = sum(step.trained_tokens for step in steps)
+    # Where no group is in flight after a step, its generation was that of its own batch alone.
     drains = [
-        record["timing_s/generate"]
-        - record["tokens/sampled"] / (saturated[-1] * max(record.get("generator/workers", 1), 1))
-        for record in steps
-        if record.get("groups/in_flight") == 0 and record.get("timing_s/generate")
+        step.generate_seconds - step.sampled_tokens / (saturated[-1] * step.generators)
+        for step in steps
+        if step.groups_in_flight == 0 and step.generate_seconds
     ]
     return Rates(
         generate=saturated[-1],
-        update=_sum(steps, "tokens/trained") / busy,
-        sync_seconds=median(record.get("timing_s/publish", 0.0) for record in steps),
-        length=whole / rollouts,
-        kept_length=_sum(steps, "tokens/trained") / trained,
+        update=trained_tokens / sum((step.update_seconds + step.fetch_seconds) * step.ranks for step in steps),
+        sync_seconds=median(step.publish_seconds for step in steps),
+        length=sum(step.sampled_tokens - step.aborted_tokens for step in steps) / rollouts,
+        kept_length=trained_tokens / trained,
         drain=max(0.0, median(drains)) if drains else 0.0,
     )
 
 
-def live(values: Mapping[str, float], shape: Shape) -> dict[str, float]:
-    """The same of one step while the run goes on: `balance/…`. Empty while a rate is not known.
+def balance_metrics(step: StepMeasurement, shape: StepShape) -> dict[str, float]:
+    """The metrics `balance/…` of a step with its rates; empty while a rate is not known.
 
     Generation is what was really generated for the step: fewer rollouts than n where groups were settled, more where
     some were replaced.
     """
     try:
-        rollouts = values.get("rollouts/generated", 0.0) / shape.prompts
-        found = stages(rates_of([values]), replace(shape, rollouts=rollouts))
+        found = forecast(measured_rates([step]), replace(shape, rollouts=step.generated_rollouts / shape.prompts))
     except (ValueError, ZeroDivisionError):
         return {}
     return {
@@ -240,5 +208,50 @@ def live(values: Mapping[str, float], shape: Shape) -> dict[str, float]:
     }
 
 
-def _sum(records: Sequence[Mapping[str, Any]], name: str) -> float:
-    return sum(record.get(name) or 0.0 for record in records)
+def next_rollouts(n: int, low: int, high: int, *, waited: float, idle: bool) -> int:
+    """The n of the groups issued next, in `low` … `high`, for `rollouts_per_prompt: auto`.
+
+    `waited` is the share of the step in which the learner waited for groups: generating takes 1 / (1 - waited) times as
+    long as the rest, so n goes half-way to where both take as long. With `idle` (the learner hardly waited, and the
+    generators had nothing to do for a part of the step) it grows by an eighth.
+    """
+    if waited > TOLERATED_WAIT:
+        wanted = n * (1.0 - min(waited, COUNTED_WAIT) / 2)
+        return min(high, max(low, min(n - 1, round(wanted))))
+    if idle:
+        return max(low, min(high, max(n + 1, round(n * GROWTH))))
+    return min(high, max(low, n))
+
+
+class Balancer:
+    """Balance of a live run: its metrics, and n where the run may choose it.
+
+    `rollouts` is the n of the groups issued next.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.rollouts = config.generator.rollouts_per_prompt
+
+    def restore(self, rollouts: int) -> None:
+        """Go on with the n of a checkpoint, as far as the configuration still allows it."""
+        if (bounds := self.config.generator.rollouts_range) is not None:
+            self.rollouts = min(bounds[1], max(bounds[0], rollouts))
+
+    def after_step(self, step: StepMeasurement, *, in_flight: int, ready: int, waited: float) -> dict[str, float]:
+        """Choose the next n; returns the step's metrics.
+
+        `in_flight` groups were so before the step issued more; `ready` were complete when the learner first got some.
+        For `waited` seconds it had too few: the time that it takes to receive complete groups does not count, because
+        it is no lack of rollouts.
+        """
+        metrics = {"generator/rollouts_per_prompt": float(self.rollouts)}
+        shape = replace(StepShape.of(self.config), generators=max(1, step.generators), ranks=max(1, step.ranks))
+        metrics |= balance_metrics(step, shape)
+        if self.config.staleness and step.seconds > 0:
+            metrics["timing_s/wait"] = waited
+            if (bounds := self.config.generator.rollouts_range) is not None:
+                occupied = step.seconds if step.occupied_seconds is None else step.occupied_seconds
+                idle = 0 < in_flight <= ready or occupied < (1.0 - TOLERATED_IDLE) * step.seconds
+                self.rollouts = next_rollouts(self.rollouts, *bounds, waited=min(1.0, waited / step.seconds), idle=idle)
+        return metrics

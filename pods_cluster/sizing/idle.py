@@ -9,53 +9,42 @@ from __future__ import annotations
 
 import math
 
+from pods_cluster.sizing.step_measurement import StepMeasurement
+
 
 class IdleShare:
-    """Saturated rates (tokens/s) seen so far, and the idle shares that follow for a step."""
+    """Saturated rates (tokens/s) seen so far, and the idle shares that follow from them for a step."""
 
     def __init__(self) -> None:
-        self.generator_rate = 0.0
         self.learner_rate = 0.0
-        self._sizes = (0, 0)
+        self._ranks = 0
 
-    def sizes(self, generators: int, learners: int) -> None:
-        """The pools' sizes from now on; a rate that was saturated before is so in proportion."""
-        before, self._sizes = self._sizes, (generators, learners)
-        if before[1] and before[1] != learners:
-            self.learner_rate *= learners / before[1]
+    def after_step(self, step: StepMeasurement) -> dict[str, float]:
+        """The step's metrics: rates of both pools, and the idle share of each whose saturated rate is known.
 
-    def values(
-        self,
-        *,
-        step_seconds: float,
-        generated_tokens: float,
-        generating_seconds: float,
-        saturated: float,
-        trained_tokens: float,
-        update_seconds: float,
-    ) -> dict[str, float]:
-        """Shares of one step, from its tokens and the seconds that its stages took.
-
-        `generated_tokens` came in `generating_seconds` of wall time, whichever group they belong to; `saturated` is the
-        sum of the rates that the workers have kept up (0 while none has worked for a second).
+        The learner's saturated rate follows the number of its ranks in proportion.
         """
-        generated = _rate(generated_tokens, generating_seconds)
-        self.generator_rate = max(saturated, generated)
-        self.learner_rate = max(self.learner_rate, _rate(trained_tokens, update_seconds))
-        values = {
-            "generator/tokens_per_second": generated,
-            "generator/saturated_tokens_per_second": self.generator_rate,
-            "learner/tokens_per_second": _rate(trained_tokens, update_seconds),
+        if self._ranks and self._ranks != step.ranks:
+            self.learner_rate *= step.ranks / self._ranks
+        self._ranks = step.ranks
+        learner_rate = tokens_per_second(step.trained_tokens, step.update_seconds)
+        self.learner_rate = max(self.learner_rate, learner_rate)
+        metrics = {
+            "generator/tokens_per_second": step.generator_rate,
+            "generator/saturated_tokens_per_second": step.saturated_rate,
+            "learner/tokens_per_second": learner_rate,
             "learner/saturated_tokens_per_second": self.learner_rate,
         }
-        if saturated:
-            values["generator/idle_share"] = _idle(generated, self.generator_rate)
+        if step.best_generator_rate:
+            metrics["generator/idle_share"] = _idle(step.generator_rate, step.saturated_rate)
         if self.learner_rate:
-            values["learner/idle_share"] = _idle(_rate(trained_tokens, step_seconds), self.learner_rate)
-        return values
+            over_the_step = tokens_per_second(step.trained_tokens, step.seconds)
+            metrics["learner/idle_share"] = _idle(over_the_step, self.learner_rate)
+        return metrics
 
 
-def _rate(tokens: float, seconds: float) -> float:
+def tokens_per_second(tokens: float, seconds: float) -> float:
+    """The rate; 0 where no time has passed."""
     return tokens / seconds if seconds > 0 and math.isfinite(seconds) else 0.0
 
 

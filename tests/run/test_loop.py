@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pods_cluster.generation.messages import Failure
+from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.loop import RunError
+from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.types import Fate, GroupId
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
@@ -210,3 +213,26 @@ def test_a_restored_run_goes_on_where_it_stopped(tmp_path: Path):
     assert second.publisher.published[0] == 2  # weights go out before the first rollout
     assert second.trained_rows() == list(range(8, 16))
     assert second.fates == {Fate.TRAINED: 16}
+
+
+def test_what_the_loop_measures_is_what_it_records(tmp_path: Path):
+    loop = Loop(loop_config("staleness=1"), tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
+    stats, after_step = loop.pool.stats, loop.run.balancer.after_step
+    measured: list[StepMeasurement] = []
+
+    async def some_stats() -> PoolStats:
+        return replace(await stats(), generated_tokens=90, seconds=0.5, occupied_seconds=0.25)
+
+    def remember(step: StepMeasurement, **more: Any) -> dict[str, float]:
+        measured.append(step)
+        return after_step(step, **more)
+
+    loop.pool.stats = some_stats  # type: ignore[method-assign]
+    loop.run.balancer.after_step = remember  # type: ignore[method-assign]
+    loop.main()
+    assert measured[0].generated_rollouts > measured[0].trained_rollouts > 0
+    assert measured[0].saturated_rate == 180.0
+    for step, record in zip(measured, loop.folder.read_metrics(), strict=True):
+        # what is recorded as saturated is never below the step's own rate
+        expected = replace(step, best_generator_rate=step.saturated_rate)
+        assert astuple(StepMeasurement.from_record(record)) == pytest.approx(astuple(expected))

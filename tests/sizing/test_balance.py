@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,22 @@ from pods_cluster.client.calibrate import calibration_config
 from pods_cluster.client.cli import app
 from pods_cluster.config import ConfigError
 from pods_cluster.run.cluster import nccl_can_reach
-from pods_cluster.sizing.balance import Rates, Shape, live, rates_of, splits, stages
-from pods_cluster.sizing.balancing import Balancer
-from pods_cluster.sizing.pace import next_rollouts
+from pods_cluster.sizing.balance import (
+    Balancer,
+    Rates,
+    StepShape,
+    balance_metrics,
+    forecast,
+    measured_rates,
+    next_rollouts,
+)
+from pods_cluster.sizing.card_splits import cards_needed, splits
+from pods_cluster.sizing.step_measurement import METRIC_NAMES, StepMeasurement
+from pods_cluster.telemetry.metrics import registry
 from tests.run.parts import YAML, loop_config
 
 RATES = Rates(generate=1000.0, update=500.0, sync_seconds=0.5, length=100.0, kept_length=100.0)
-SHAPE = Shape(prompts=4, rollouts=20, keep=5, staleness=1, generators=2, ranks=1)
+SHAPE = StepShape(prompts=4, rollouts=20, keep=5, staleness=1, generators=2, ranks=1)
 
 rates = st.builds(
     Rates,
@@ -33,7 +42,7 @@ rates = st.builds(
     drain=st.floats(0, 100),
 )
 shapes = st.builds(
-    Shape,
+    StepShape,
     prompts=st.integers(1, 64),
     rollouts=st.integers(8, 256),
     keep=st.integers(2, 8),
@@ -46,54 +55,54 @@ shapes = st.builds(
 
 
 def test_a_step_by_hand() -> None:
-    found = stages(RATES, SHAPE)  # 8,000 tokens at 2,000 a second; 2,000 tokens at 500 a second
+    found = forecast(RATES, SHAPE)  # 8,000 tokens at 2,000 a second; 2,000 tokens at 500 a second
     assert (found.generate, found.update, found.step) == (4.0, 4.0, 4.5)
     assert found.generator_idle == found.learner_idle == pytest.approx(0.5 / 4.5)
     assert found.balanced_rollouts == 20
     assert found.balanced_generators == 2.0
-    in_turns = stages(RATES, replace(SHAPE, staleness=0))
+    in_turns = forecast(RATES, replace(SHAPE, staleness=0))
     assert in_turns.step == 8.5
     assert in_turns.bound == "turns"
-    assert stages(RATES, replace(SHAPE, rollouts=40)).bound == "generators"
-    assert stages(RATES, replace(SHAPE, generators=4)).balanced_rollouts == 40
+    assert forecast(RATES, replace(SHAPE, rollouts=40)).bound == "generators"
+    assert forecast(RATES, replace(SHAPE, generators=4)).balanced_rollouts == 40
 
 
 def test_a_batch_that_drains_by_hand() -> None:
     # About a 0.5B model on two H200s: 6.7 s of tokens, 5.7 s in which the longest rollouts end, 2 s of update.
     slow = Rates(generate=45_000, update=31_500, sync_seconds=0.0, length=262, kept_length=246, drain=5.7)
-    shape = Shape(prompts=16, rollouts=72, keep=16, staleness=0, generators=1, ranks=1)
-    steps = [stages(slow, replace(shape, staleness=k)) for k in range(4)]
+    shape = StepShape(prompts=16, rollouts=72, keep=16, staleness=0, generators=1, ranks=1)
+    steps = [forecast(slow, replace(shape, staleness=k)) for k in range(4)]
     assert [round(found.step, 1) for found in steps] == [14.4, 7.2, 6.7, 6.7]
     assert [found.bound for found in steps] == ["turns", "staleness", "generators", "generators"]
     assert {found.enough_staleness for found in steps} == {2}
 
 
 @given(rates, shapes)
-def test_enough_staleness_is_the_least_that_hides_the_drain(rates: Rates, shape: Shape) -> None:
-    enough = stages(rates, shape).enough_staleness
-    pace = stages(replace(rates, drain=0.0), replace(shape, staleness=1)).step
-    assert stages(rates, replace(shape, staleness=enough)).step == pytest.approx(pace)
+def test_enough_staleness_is_the_least_that_hides_the_drain(rates: Rates, shape: StepShape) -> None:
+    enough = forecast(rates, shape).enough_staleness
+    pace = forecast(replace(rates, drain=0.0), replace(shape, staleness=1)).step
+    assert forecast(rates, replace(shape, staleness=enough)).step == pytest.approx(pace)
     if enough > 1:
-        assert stages(rates, replace(shape, staleness=enough - 1)).step > pace
+        assert forecast(rates, replace(shape, staleness=enough - 1)).step > pace
 
 
 @given(rates, shapes)
-def test_balance_holds_what_it_says(rates: Rates, shape: Shape) -> None:
-    found = stages(rates, shape)
+def test_balance_holds_what_it_says(rates: Rates, shape: StepShape) -> None:
+    found = forecast(rates, shape)
     assert 0 <= found.generator_idle < 1
     assert 0 <= found.learner_idle < 1
     n = found.balanced_rollouts
     assert n >= shape.keep
-    at_n = stages(rates, replace(shape, rollouts=n))
+    at_n = forecast(rates, replace(shape, rollouts=n))
     one_more = shape.prompts * rates.length / (shape.generators * rates.generate)
     if n > shape.keep:
         assert abs(at_n.generate - at_n.update) <= one_more
 
 
 @given(rates, shapes, st.integers(5, 40))
-def test_splits_use_the_cards_and_the_first_is_the_fastest(rates: Rates, shape: Shape, cards: int) -> None:
+def test_splits_use_the_cards_and_the_first_is_the_fastest(rates: Rates, shape: StepShape, cards: int) -> None:
     found = splits(rates, shape, cards)
-    assert all(split.shape.cards <= cards for split in found)
+    assert all(cards_needed(split.shape) <= cards for split in found)
     assert all(split.shape.generators >= 1 and split.shape.ranks >= 1 for split in found)
     assert all(split.shape.ranks <= shape.prompts * shape.keep for split in found)
     assert found[0].step == min(split.step for split in found)
@@ -102,20 +111,20 @@ def test_splits_use_the_cards_and_the_first_is_the_fastest(rates: Rates, shape: 
 def test_engines_that_share_cards_fill_them() -> None:
     found = splits(RATES, replace(SHAPE, gpus_per_worker=0.33), 2)
     assert sorted((split.shape.generators, split.shape.ranks) for split in found) == [(1, 1), (2, 1), (3, 1)]
-    assert {split.shape.cards for split in found} == {2}
+    assert {cards_needed(split.shape) for split in found} == {2}
     halves = splits(RATES, replace(SHAPE, gpus_per_worker=0.5), 3)
     assert sorted((s.shape.generators, s.shape.ranks) for s in halves) == [(1, 2), (2, 2), (3, 1), (4, 1)]
 
 
 def test_generators_have_the_rest_of_a_ranks_card() -> None:
     shape = replace(SHAPE, gpus_per_worker=0.45, gpus_per_rank=0.55)
-    assert replace(shape, generators=2, ranks=2).cards == 2
-    assert replace(shape, generators=5, ranks=2).cards == 4
+    assert cards_needed(replace(shape, generators=2, ranks=2)) == 2
+    assert cards_needed(replace(shape, generators=5, ranks=2)) == 4
     found = splits(RATES, shape, 2)
     assert sorted((s.shape.generators, s.shape.ranks) for s in found) == [(1, 2), (2, 2), (3, 1)]
     assert [(s.shape.generators, s.shape.ranks) for s in splits(RATES, shape, 1)] == [(1, 1)]
     thirds = replace(SHAPE, gpus_per_worker=0.33, gpus_per_rank=0.34, generators=2, ranks=1)
-    assert thirds.cards == 1
+    assert cards_needed(thirds) == 1
 
 
 @pytest.mark.parametrize(
@@ -143,48 +152,57 @@ def test_too_few_cards_are_refused() -> None:
         replace(RATES, update=0.0)
 
 
-def record(**more: float) -> dict[str, float]:
-    return {
-        "tokens/sampled": 8800,
-        "tokens/aborted": 800,
-        "rollouts/generated": 80,
-        "tokens/trained": 2000,
-        "rollouts/trained": 20,
-        "timing_s/update": 3.5,
-        "timing_s/fetch": 0.5,
-        "timing_s/publish": 0.5,
-        "generator/saturated_tokens_per_second": 2000,
-        "generator/workers": 2,
-        "learner/workers": 1,
-        **more,
-    }
+MEASURED = StepMeasurement(
+    sampled_tokens=8800,
+    aborted_tokens=800,
+    generated_rollouts=80,
+    trained_tokens=2000,
+    trained_rollouts=20,
+    update_seconds=3.5,
+    fetch_seconds=0.5,
+    publish_seconds=0.5,
+    best_generator_rate=2000,
+    generators=2,
+    ranks=1,
+)
 
 
 def test_rates_of_a_run_leave_out_its_start() -> None:
-    found = rates_of([record(**{"timing_s/update": 99.0}), record(), record()])
+    found = measured_rates([replace(MEASURED, update_seconds=99.0), MEASURED, MEASURED])
     assert found == RATES
     with pytest.raises(ValueError, match="no step that trained"):
-        rates_of([{"step": 0, "eval/reward": 1.0}])
+        measured_rates([StepMeasurement.from_record({"step": 0, "eval/reward": 1.0})])
     with pytest.raises(ValueError, match="busy for a whole second"):
-        rates_of([record(**{"generator/saturated_tokens_per_second": 0.0})])
+        measured_rates([replace(MEASURED, best_generator_rate=0.0)])
 
 
 def test_the_drain_is_read_where_batches_take_turns() -> None:
-    in_turns = record(**{"timing_s/generate": 6.0, "groups/in_flight": 0})  # 8,800 tokens at 2,000 a second: 4.4 s
-    assert rates_of([in_turns] * 3).drain == pytest.approx(1.6)
-    assert rates_of([record(**{"timing_s/generate": 6.0, "groups/in_flight": 8})] * 3).drain == 0.0
-    assert rates_of([record(**{"timing_s/generate": 1.0, "groups/in_flight": 0})] * 3).drain == 0.0
+    # 8,800 tokens at 2,000 a second: 4.4 s
+    in_turns = replace(MEASURED, generate_seconds=6.0, groups_in_flight=0)
+    assert measured_rates([in_turns] * 3).drain == pytest.approx(1.6)
+    assert measured_rates([replace(in_turns, groups_in_flight=8)] * 3).drain == 0.0
+    assert measured_rates([replace(in_turns, groups_in_flight=None)] * 3).drain == 0.0
+    assert measured_rates([replace(in_turns, generate_seconds=1.0)] * 3).drain == 0.0
 
 
 def test_the_run_says_the_same_live() -> None:
-    values = live(record(), SHAPE)
+    values = balance_metrics(MEASURED, SHAPE)
     assert values == {
         "balance/generate_seconds": 4.0,
         "balance/update_seconds": 4.0,
         "balance/rollouts_per_prompt": 20.0,
         "balance/generators": 2.0,
     }
-    assert live({}, SHAPE) == {}
+    assert balance_metrics(StepMeasurement(), SHAPE) == {}
+
+
+def test_a_measurement_is_read_from_the_metrics_of_the_catalogue() -> None:
+    assert set(METRIC_NAMES) == {field.name for field in fields(StepMeasurement)}
+    registry.check(dict.fromkeys(METRIC_NAMES.values()))
+    record = {name: float(number) for number, name in enumerate(METRIC_NAMES.values(), start=1)}
+    read = StepMeasurement.from_record(record | {"step": 3})
+    assert {METRIC_NAMES[field.name]: getattr(read, field.name) for field in fields(read)} == record
+    assert StepMeasurement.from_record({"timing_s/update": None, "learner/workers": 0}) == StepMeasurement()
 
 
 @given(st.integers(8, 64), st.floats(0, 1), st.booleans())
@@ -215,22 +233,24 @@ def test_a_run_chooses_n_and_goes_on_with_it() -> None:
     config = loop_config("staleness=1", "generator.rollouts_per_prompt=auto", "generator.rollouts_range=[4, 16]")
     balancer = Balancer(config)
     assert balancer.rollouts == 8
-    values = {"timing_s/step": 2.0, "timing_s/generate": 0.4}
-    assert balancer.after_step(values, out=4, ready=4, waited=0.0)["generator/rollouts_per_prompt"] == 8
+    step = StepMeasurement(seconds=2.0, generate_seconds=0.4)
+    chosen = balancer.after_step(step, in_flight=4, ready=4, waited=0.0)
+    assert chosen["generator/rollouts_per_prompt"] == 8
     assert balancer.rollouts == 9
-    waited = balancer.after_step(values, out=4, ready=0, waited=1.0)
+    waited = balancer.after_step(step, in_flight=4, ready=0, waited=1.0)
     assert waited["timing_s/wait"] == 1.0
     assert balancer.rollouts == 7
-    balancer.after_step(values | {"generator/occupied_seconds": 1.98}, out=8, ready=5, waited=0.0)
+    balancer.after_step(replace(step, occupied_seconds=1.98), in_flight=8, ready=5, waited=0.0)
     assert balancer.rollouts == 7, "the groups were there: what it took to take them is no reason for fewer rollouts"
-    balancer.after_step(values | {"generator/occupied_seconds": 1.5}, out=8, ready=5, waited=0.05)
+    idle = replace(step, occupied_seconds=1.5)
+    balancer.after_step(idle, in_flight=8, ready=5, waited=0.05)
     assert balancer.rollouts == 8, "the generators had nothing to do for a quarter of the step"
-    balancer.after_step(values | {"generator/occupied_seconds": 1.5}, out=8, ready=3, waited=0.3)
+    balancer.after_step(idle, in_flight=8, ready=3, waited=0.3)
     assert balancer.rollouts == 7, "but not while the learner waits for them"
     balancer.restore(40)
     assert balancer.rollouts == 16
     fixed = Balancer(loop_config("staleness=1"))
-    fixed.after_step(values, out=4, ready=4, waited=0.0)
+    fixed.after_step(step, in_flight=4, ready=4, waited=0.0)
     fixed.restore(40)
     assert fixed.rollouts == 8
 
