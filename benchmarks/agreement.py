@@ -210,6 +210,7 @@ def main() -> None:
         print(json.dumps(arm_main(arguments.arm, arguments)))
         return
     from benchmarks._machine import machine
+    from benchmarks._result_file import write_result
 
     result: dict[str, Any] = {"benchmark": "agreement", "machine": machine(), "arms": {}}
     result |= {name: getattr(arguments, name) for name in ("updates", "prompts", "max_tokens", "learning_rate")}
@@ -219,7 +220,7 @@ def main() -> None:
             result["arms"][name] = {"settings": ARMS[name], **found}
             print(name, json.dumps(found), flush=True)
             if arguments.out:
-                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+                write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

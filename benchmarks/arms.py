@@ -30,6 +30,7 @@ os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 import ray
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from benchmarks.paced import Arm, Pools, Records
 from pods_cluster.config import Config, build_config, dump_config, load_config
 from pods_cluster.data import load_eval, load_tokenizer
@@ -58,7 +59,7 @@ MEANS = (
     "sampling/importance_sampling_ratio/mean",
     *(f"timing_s/{stage}" for stage in STAGES),
 )
-CURVES = ("reward", "reward/uncensored", "reward/kept", "eval/greedy_accuracy", "eval/sampled_accuracy")
+CURVES = ("reward", "reward/uncensored", "eval/greedy_accuracy")
 
 
 def arm_config(base: Config, arm: str, seed: int, seconds: float | None, steps: int, n: int | None) -> Config:
@@ -150,7 +151,9 @@ def summary(arm: Arm, config: Config) -> dict[str, Any]:
         "fates": fates,
         "means": {name: mean(found) for name in MEANS if (found := [s[name] for s in steps[2:] if name in s])},
         "curves": {
-            name: [[step["step"], round(step[name], 5)] for step in arm.steps if name in step] for name in CURVES
+            name: {"steps": [s["step"] for s in found], "values": [round(s[name], 5) for s in found]}
+            for name in CURVES
+            if (found := [step for step in arm.steps if name in step])
         },
     }
 
@@ -176,7 +179,7 @@ def main() -> None:
     def done(row: dict[str, Any], config: Config) -> None:
         found.append(row)
         result = {"machine": machine(), "config": dump_config(config), "arms": found}
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(arguments.out, result)
         shown = {key: value for key, value in row.items() if key not in ("curves", "means")}
         print(json.dumps(shown | {key: row["means"].get(key) for key in MEANS[:2]}), flush=True)
 

@@ -37,7 +37,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         for name, rows in arms.items():
             color, label = COLORS.get(name, "#111827"), LABELS.get(name, name)
             # Of groups that are stopped early the plain mean has too few rollouts of easy prompts.
-            censored = any(row["curves"].get("reward/uncensored") for row in rows)
+            censored = any("reward/uncensored" in row["curves"] for row in rows)
             steps, rewards = _curves(rows, "reward/uncensored" if censored else "reward")
             smooth = np.array([np.convolve(r, np.ones(SMOOTH) / SMOOTH, "valid") for r in rewards])
             axes[0].plot(steps[SMOOTH - 1 :], smooth.mean(0), color=color, lw=1.4, label=label)
@@ -62,8 +62,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 def _curves(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps [t] and values [seeds, t], as far as all seeds have them."""
-    curves = [curve for row in rows if (curve := row["curves"].get(name))]
+    curves = [row["curves"][name] for row in rows if name in row["curves"]]
     if not curves:
         return np.zeros(0), np.zeros((0, 0))
-    length = min(map(len, curves))
-    return np.array([step for step, _ in curves[0][:length]]), np.array([[v for _, v in c[:length]] for c in curves])
+    length = min(len(curve["steps"]) for curve in curves)
+    return np.array(curves[0]["steps"][:length]), np.array([curve["values"][:length] for curve in curves])

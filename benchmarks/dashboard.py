@@ -30,6 +30,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _machine import machine
+from _result_file import write_result
 
 STAGES = ("generate", "score", "select", "fetch", "update", "publish", "eval", "checkpoint")
 METRICS = (
@@ -232,11 +233,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), arguments.steps, arguments.pages)
-    text = json.dumps(results, indent=2)
-    print(text)
+    print(json.dumps(results, indent=2))
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+        write_result(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ measured at k = 0 and 10.3 to 11.0 at k = 1. Writes `benchmarks/results/drain.js
 from __future__ import annotations
 
 import argparse
-import json
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks._result_file import write_result
 
 RESULT = Path(__file__).parent / "results" / "drain.json"
 SKIP = 4
@@ -100,7 +101,7 @@ def main() -> None:
     for row in rows:
         row["share_of_full_rate"] = round(row["tokens_per_second"] / full, 3)
         print(row)
-    RESULT.write_text(json.dumps({"settings": vars(options), "full_rate": round(full), "rows": rows}, indent=1) + "\n")
+    write_result(RESULT, {"settings": vars(options), "full_rate": round(full), "rows": rows})
 
 
 if __name__ == "__main__":

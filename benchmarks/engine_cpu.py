@@ -11,7 +11,6 @@ other work on the machine slows the clock, not the count. Target: a ratio of at 
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -26,6 +25,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
 
@@ -65,8 +65,7 @@ def main() -> None:
             f"generate {result['generate']['tokens_per_cpu_second']:>8,.0f}, ratio {result['ratio_cpu']:.2f} "
             f"(wall {result['ratio_wall']:.2f})"
         )
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"machine": machine(), "threads": 1, "cases": results}, indent=2) + "\n")
+    write_result(RESULT, {"machine": machine(), "threads": 1, "cases": results})
 
 
 def measure(case: Case) -> dict[str, Any]:

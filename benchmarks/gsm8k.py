@@ -23,24 +23,13 @@ import numpy as np
 import yaml
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.telemetry.catalog import STAGES
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import Record, merge_steps
 from pods_cluster.telemetry.summary import summarize
 
-CURVES = (
-    "reward",
-    "reward/kept",
-    "completions/mean_length",
-    "completions/kept_mean_length",
-    "entropy",
-    "grad_norm",
-    "frac_reward_zero_std",
-    "rollout_to_update_ratio",
-    "generator/idle_share",
-    "learner/idle_share",
-    "timing_s/step",
-)
+CURVES = ("reward", "timing_s/step")
 MISMATCH = (
     "sampling/sampling_logp_difference/mean",
     "sampling/sampling_logp_difference/max",
@@ -170,7 +159,7 @@ def _lengths(steps: Sequence[Record]) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _samples(groups: Sequence[Record], texts: int = 2) -> dict[str, Any]:
+def _samples(groups: Sequence[Record], texts: int = 1) -> dict[str, Any]:
     """Of the first and the last sampled group: the prompt, and rollouts of the highest and the lowest reward."""
 
     def show(group: Record) -> dict[str, Any]:
@@ -275,9 +264,7 @@ def main() -> None:
     parser.add_argument("--machine", help="the machine that trained, where it is another one")
     arguments = parser.parse_args()
     result = analyse(arguments.runs, arguments.machine)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1, ensure_ascii=False, default=str)
-    Path(f"{arguments.out}.json").write_text(text + "\n", encoding="utf-8")
+    write_result(Path(f"{arguments.out}.json"), result)
     draw(result["runs"], Path(f"{arguments.out}.png"))
     for run in result["runs"]:
         print(f"{run['run']}: {_sentence(run['gain'])}; {run['ratio']} rollouts for each update")

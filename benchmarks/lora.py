@@ -27,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.config import Config, LoraConfig, build_config
 from pods_cluster.generation.engines.factory import make_engine
 from pods_cluster.learning.forward import inner
@@ -216,7 +217,7 @@ def main() -> None:
             result[f"{engine} {dtype}"] = found = measure(arguments.model, dtype, engine, prompts)
             print(engine, dtype, json.dumps(found), flush=True)
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

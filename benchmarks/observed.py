@@ -33,6 +33,7 @@ import psutil
 import ray
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, Records, make_files, paced_config
 from pods_cluster.config import dump_config
 from pods_cluster.telemetry.recorder import Recorder
@@ -211,7 +212,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

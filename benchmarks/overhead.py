@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
 
@@ -69,7 +70,7 @@ def main() -> None:
         "overhead_share_mean": round(statistics.fmean(shares), 4),
         "target": TARGET,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULT, result)
     print(json.dumps(result, indent=1))
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import ray
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from benchmarks.overlap_figure import draw
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, make_files, paced_config
 from pods_cluster.selection.rule_registry import resolve
@@ -76,7 +77,7 @@ def _results() -> dict[str, Any]:
 def _save(found: dict[str, Any]) -> None:
     """Results appear part by part, each with the machine and its load."""
     machines = {**_results().get("machines", {}), **dict.fromkeys(found, machine())}
-    RESULT.write_text(json.dumps({**_results(), **found, "machines": machines}, indent=1) + "\n")
+    write_result(RESULT, {**_results(), **found, "machines": machines})
     print(json.dumps(found, indent=1), flush=True)
 
 

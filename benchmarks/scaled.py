@@ -12,17 +12,15 @@ kernels warm up, and those in which a pool changed are left out of every phase; 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks._machine import machine
-from benchmarks.scaling import draw, effects, phase
+from benchmarks._result_file import table, write_result
+from benchmarks.scaling import SERIES, draw, effects, phase
 from pods_cluster.telemetry.run_folder import RunFolder
 
-KEYS = ("step", "elapsed", "generator/workers", "learner/workers", "tokens/sampled", "timing_s/step", "timing_s/scale",
-        "timing_s/publish", "weights/receivers", "generator/saturated_tokens_per_second", "loss", "grad_norm",
-        "reward")  # fmt: skip
+KEYS = (*SERIES, "timing_s/publish", "generator/saturated_tokens_per_second")
 
 
 def main() -> None:
@@ -54,9 +52,9 @@ def main() -> None:
             round(row["tokens_per_second"] / phases[0]["tokens_per_second"], 3) for row in phases
         ],
         "changes": effects(records, changes),
-        "steps": [{key: record.get(key) for key in KEYS} for record in records],
+        "steps": table(records, KEYS),
     }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(arguments.out, result)
     draw(records, arguments.figure, f"One run while its pools change ({arguments.engine})")
     for row in phases:
         print(row)

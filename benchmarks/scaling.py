@@ -13,7 +13,6 @@ Writes `benchmarks/results/scaling.json` and `docs/images/scaling.png`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
@@ -38,6 +38,10 @@ from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
+TITLE = "One run while its pools change (paced generators, CPU learner ranks)"
+SERIES = ("step", "elapsed", "generator/workers", "learner/workers", "tokens/sampled", "timing_s/step", "timing_s/scale",
+          "loss")  # fmt: skip
+"""What the figure draws, a step each."""
 PHASES = [(1, 1), (3, 1), (2, 2)]
 PATIENCE = 300.0
 
@@ -226,19 +230,16 @@ def main() -> None:
                                                   "update_seconds_median", "loss_mean")))  # fmt: skip
     console.print(table)
     console.print(f"generation, 1 to 3 generators: {gain:.2f} times")
-    keys = ("step", "elapsed", "generator/workers", "learner/workers", "tokens/sampled", "timing_s/step",
-            "timing_s/scale", "loss", "reward")  # fmt: skip
     result = {
         "machine": host,
         "engine": f"paced, {options.rate:g} tokens/s each",
         "phases": phases,
         "generation_1_to_3": round(gain, 3),
         "changes": effects(records, changes),
-        "steps": [{key: record.get(key) for key in keys} for record in records],
+        "steps": table(records, SERIES),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    draw(records, FIGURE, "One run while its pools change (paced generators, CPU learner ranks)")
+    write_result(RESULTS, result)
+    draw(records, FIGURE, TITLE)
 
 
 if __name__ == "__main__":

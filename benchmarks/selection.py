@@ -10,7 +10,6 @@ message, the same for rollouts of 10 and of 10,000 tokens. Writes `benchmarks/re
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import select
 from pods_cluster.types import GroupId, GroupShard
@@ -178,8 +178,7 @@ def main() -> None:
     console.print(table)
     where = result["machine"]
     console.print(f"{where['cpu']}, {where['cores']} cores, Python {where['python']}, load {where['load_1min']}")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(arguments.out, result)
     console.print(f"written to {arguments.out}")
 
 

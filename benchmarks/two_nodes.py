@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 
 NAMESPACE = "pods-two-nodes"
 HOST_SIDE, FAR_SIDE = "podsb0", "podsb1"
@@ -201,7 +202,7 @@ def main() -> None:
             row["arrived_per_trained_byte"] = row["bytes_arrived"] / row["rollout_bytes"]
             result["runs"].append(row)
             print(json.dumps(row), flush=True)
-            arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+            write_result(arguments.out, result)
     print(f"written to {arguments.out}")
 
 

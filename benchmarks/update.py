@@ -27,6 +27,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks._groups import M, N, make_groups
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.config import Config, build_config
 from pods_cluster.learning import process_group
 from pods_cluster.learning.learner_group import plan_settings
@@ -121,8 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     on = machine()
     report = measure(options.groups, options.repeats)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"benchmark": "update", "machine": on, **report}, indent=1) + "\n")
+    write_result(options.out, {"benchmark": "update", "machine": on, **report})
     print(json.dumps(report, indent=1))
     whole, kept = statistics.median(report["all"]["seconds"]), statistics.median(report["kept"]["seconds"])
     print(f"update on {M} of {N}: {kept:.2f} s, on all {N}: {whole:.2f} s")

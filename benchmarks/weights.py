@@ -25,6 +25,7 @@ from typing import Any
 import ray
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.config import Config, build_config
 from pods_cluster.generation.messages import Portion
 from pods_cluster.generation.pool import GeneratorPool
@@ -278,8 +279,7 @@ def main() -> None:
         result["share_of_link"] = round(result["gigabytes_per_second"] * 1e9 / speed, 3)
     settings = {name: value for name, value in vars(arguments).items() if name != "out"}
     out = Path(arguments.out or f"benchmarks/results/weights_{arguments.shape}.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": machine(), "settings": settings, **result}, indent=1) + "\n")
+    write_result(out, {"machine": machine(), "settings": settings, **result})
     print(json.dumps(result, indent=1))
 
 

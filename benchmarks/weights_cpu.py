@@ -11,7 +11,6 @@ buffers, is given apart. Writes `benchmarks/results/weights_cpu.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.weights.fingerprint import combined, fingerprints
 from pods_cluster.weights.protocol import Invitation, TensorSpec, WeightUpdate, plan_buckets
 from pods_cluster.weights.receiver import make_receiver
@@ -140,14 +140,13 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(f"fingerprints: {size / fingerprint_seconds / 1e9:.2f} GB/s on one thread")
-    RESULTS.parent.mkdir(exist_ok=True)
     result = {
         "machine": host,
         "bucket_megabytes": options.bucket_megabytes,
         "publish": rows,
         "fingerprint_gb_per_second": round(size / fingerprint_seconds / 1e9, 3),
     }
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(RESULTS, result)
 
 
 if __name__ == "__main__":

@@ -234,6 +234,7 @@ def main() -> None:
         rank_main(arm, int(rank), int(port), arguments)
         return
     from benchmarks._machine import machine
+    from benchmarks._result_file import write_result
 
     shape = {
         name: getattr(arguments, name) for name in ("groups", "prompt", "longest", "budget", "steps", "rate", "at_once")
@@ -259,7 +260,7 @@ def main() -> None:
             shown = {key: value for key, value in found.items() if not isinstance(value, list)}
             print(arm, json.dumps(shown), flush=True)
             if arguments.out:
-                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+                write_result(arguments.out, result)
 
 
 if __name__ == "__main__":
