@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._machine import machine
-from benchmarks._result_file import write_result
+from benchmarks._result_file import table, write_result
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
@@ -224,11 +224,11 @@ def main() -> None:
             ray.shutdown()
     phases = [phase(records, sizes, options.steps) for sizes in PHASES]
     gain = phases[1]["tokens_per_second"] / phases[0]["tokens_per_second"]
-    table = Table("generators", "learner ranks", "tokens/s", "step s", "update s", "loss")
+    shown = Table("generators", "learner ranks", "tokens/s", "step s", "update s", "loss")
     for row in phases:
-        table.add_row(*(str(row[key]) for key in ("generators", "learners", "tokens_per_second", "step_seconds_median",
+        shown.add_row(*(str(row[key]) for key in ("generators", "learners", "tokens_per_second", "step_seconds_median",
                                                   "update_seconds_median", "loss_mean")))  # fmt: skip
-    console.print(table)
+    console.print(shown)
     console.print(f"generation, 1 to 3 generators: {gain:.2f} times")
     result = {
         "machine": host,
