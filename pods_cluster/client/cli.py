@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pods_cluster import __version__
 from pods_cluster.client import plan_command
+from pods_cluster.client.figure_command import figure
 from pods_cluster.client.ray_access import use_token
 from pods_cluster.client.run_commands import add_to
 from pods_cluster.config import Config, ConfigError, load_config
@@ -142,6 +143,7 @@ def quickstart(
 
 add_to(app)
 plan_command.add_to(app)
+app.command()(figure)
 
 
 def _version(value: bool) -> None:

@@ -1,0 +1,74 @@
+"""The figure that compares runs: one panel a metric, one line an arm, bands for their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pods_cluster.telemetry.curves import LABELS, Axis, Curve
+from pods_cluster.telemetry.figure import INK, STYLE
+
+FORMATS = ("png", "svg", "pdf")
+COLORS = ("#0f766e", "#d97706", "#2563eb", "#9333ea", "#be123c", "#4b5563", "#65a30d", "#0891b2")
+TITLES = {
+    "eval/greedy_accuracy": "Held-out accuracy (greedy)",
+    "eval/sampled_accuracy": "Held-out accuracy (sampled)",
+    "reward": "Training reward",
+}
+
+
+def save_comparison(
+    panels: Sequence[tuple[str, Sequence[Curve]]],
+    axis: Axis,
+    folder: Path,
+    *,
+    name: str = "comparison",
+    title: str = "",
+    formats: Sequence[str] = FORMATS,
+) -> list[Path]:
+    """Draw `panels` (metric, its curves) side by side into `<folder>/<name>.<format>`; returns the files.
+
+    Raises OSError where the folder cannot be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    folder.mkdir(parents=True, exist_ok=True)
+    saved: list[Path] = []
+    # Text stays text in SVG and PDF, so that a paper's fonts and searches work.
+    style = STYLE | {"svg.fonttype": "none", "pdf.fonttype": 42}
+    with matplotlib.rc_context(style):  # pyright: ignore[reportArgumentType]
+        size = (5.2 * len(panels) + 0.6, 3.9)
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for at, (metric, curves) in enumerate(panels):
+            panel = axes[at]
+            for color, curve in zip(COLORS * (len(curves) // len(COLORS) + 1), curves, strict=False):
+                seeds = f" ({curve.runs} seeds)" if curve.runs > 1 else ""
+                marker = "o" if len(curve.x) <= 30 else ""
+                panel.plot(
+                    curve.x,
+                    curve.y,
+                    color=color,
+                    linewidth=1.8,
+                    marker=marker,
+                    markersize=3.5,
+                    label=curve.label + seeds,
+                )
+                if bool((curve.low < curve.high).any()):
+                    panel.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
+            panel.set_title(TITLES.get(metric, metric))
+            panel.set_xlabel(LABELS[axis])
+            panel.margins(x=0.02)
+            if metric.startswith("eval/") and metric.endswith("accuracy"):
+                panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+            if at == 0:
+                panel.legend(loc="best")
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+        for kind in formats:
+            path = folder / f"{name}.{kind}"
+            figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
+            saved.append(path)
+    return saved
