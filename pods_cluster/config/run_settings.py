@@ -60,7 +60,8 @@ class RunConfig(Section):
     tensorboard: bool = False
     """Write the metrics for TensorBoard too (extra `tensorboard`)."""
     wandb: bool = False
-    """Send the metrics to Weights & Biases too (extra `wandb`; WANDB_MODE=offline keeps them here)."""
+    """Send the metrics to Weights & Biases too (extra `wandb`). Without an API key, or with WANDB_MODE=offline, they stay
+    in the run's folder; an event says so."""
 
     @field_validator("name")
     @classmethod

@@ -124,6 +124,9 @@ class Recorder:
         if resumed_from is not None:
             recorder._step = resumed_from
             recorder.event("resumed_from", f"resumed from the checkpoint of step {resumed_from}", step=resumed_from)
+        for sink in sinks:
+            if note := getattr(sink, "note", ""):
+                recorder.event(sink.name, note, level=getattr(sink, "level", "info"))
         return recorder
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import netrc
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -130,8 +132,16 @@ class TensorBoardSink:
         self._writer.close()
 
 
+WANDB_SECONDS = 60
+"""How long a start may wait for Weights & Biases."""
+
+
 class WandbSink:
-    """Weights & Biases under `<run>/wandb`; offline unless WANDB_MODE says otherwise. Raises SinkUnavailable."""
+    """Weights & Biases, with its files under `<run>/wandb`. Raises SinkUnavailable.
+
+    `WANDB_MODE` decides where metrics go; left out, they are sent where an API key is known (`WANDB_API_KEY`, or `wandb
+    login`), and stay here where none is. `note` says which.
+    """
 
     name = "wandb"
 
@@ -139,14 +149,36 @@ class WandbSink:
         self, folder: RunFolder, config: Mapping[str, Any] | None = None, *, project: str = "pods-cluster"
     ) -> None:
         wandb = _require("wandb", "wandb", "wandb", self.name)
-        self._run = wandb.init(
-            project=project,
-            name=folder.name,
-            dir=str(folder.path),
-            config=dict(config or {}),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+        settings = {"console": "off", "save_code": False, "silent": True, "init_timeout": WANDB_SECONDS}
+
+        def start(mode: str) -> Any:
             # the recorder is one thread of a server process: no console capture, no code upload
-            settings=wandb.Settings(console="off", save_code=False, silent=True),
+            return wandb.init(
+                project=project,
+                name=folder.name,
+                dir=str(folder.path),
+                config=dict(config or {}),
+                mode=mode,
+                settings=wandb.Settings(**settings),
+            )
+
+        mode = os.environ.get("WANDB_MODE") or ("online" if _wandb_key_is_known() else "offline")
+        self.note, self.level = "", "info"
+        try:
+            self._run = start(mode)
+        except wandb.errors.CommError as error:
+            mode, self.level = "offline", "warning"
+            self.note = f"Weights & Biases cannot be reached ({first_line(error)}). "
+            self._run = start(mode)
+        except wandb.errors.Error as error:
+            raise SinkUnavailable(
+                f"run.wandb: Weights & Biases refuses the run ({first_line(error)}); correct WANDB_API_KEY, or set "
+                f"WANDB_MODE=offline to keep the metrics here"
+            ) from error
+        self.note += (
+            f"Weights & Biases shows the run at {self._run.url}"
+            if mode == "online"
+            else f"Weights & Biases keeps the run here; send it with: wandb sync {Path(self._run.dir).parent}"
         )
         # steps may come in parts and, after a resume, again: W&B's own step only grows
         self._run.define_metric("step")
@@ -174,6 +206,21 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _wandb_key_is_known() -> bool:
+    """Whether an API key is set, or was kept by `wandb login`."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _scalars(record: Record) -> dict[str, float]:

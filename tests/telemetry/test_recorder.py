@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -336,3 +337,50 @@ def test_wandb_offline_keeps_what_was_told(folder: RunFolder, monkeypatch: pytes
     assert failed is None
     (written,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
     assert written.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ({}, "offline"),
+        ({"WANDB_API_KEY": "k" * 40}, "online"),
+        ({"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
+        ({"WANDB_MODE": "online"}, "online"),
+    ],
+)
+def test_wandb_is_online_where_a_key_is_known(
+    environment: dict[str, str], mode: str, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    real, asked = wandb.init, []
+
+    def init(**options: Any) -> Any:
+        asked.append(options["mode"])
+        if options["mode"] == "online":  # there is no server in a test
+            raise wandb.errors.CommError("no route to host")
+        return real(**options)
+
+    monkeypatch.setattr(wandb, "init", init)
+    with Recorder.for_run(folder, wandb=True) as recorder:
+        assert asked[0] == mode
+        (event,) = [item for _, item in recorder.poll(0).items if item.get("kind") == "wandb"]
+        assert "wandb sync" in event["text"]
+        assert ("cannot be reached" in event["text"]) == (mode == "online")
+        assert event["level"] == ("warning" if mode == "online" else "info")
+
+
+def test_a_key_that_wandb_refuses_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+
+    def init(**_: Any) -> Any:
+        raise wandb.errors.AuthenticationError("invalid API key")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(SinkUnavailable, match=r"run\.wandb: .*invalid API key.*WANDB_MODE=offline"):
+        WandbSink(folder)
