@@ -166,15 +166,15 @@ class WandbSink:
         self.note, self.level = "", "info"
         try:
             self._run = start(mode)
-        except wandb.errors.CommError as error:
-            mode, self.level = "offline", "warning"
-            self.note = f"Weights & Biases cannot be reached ({first_line(error)}). "
-            self._run = start(mode)
-        except wandb.errors.Error as error:
+        except (wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
             raise SinkUnavailable(
                 f"run.wandb: Weights & Biases refuses the run ({first_line(error)}); correct WANDB_API_KEY, or set "
                 f"WANDB_MODE=offline to keep the metrics here"
             ) from error
+        except wandb.errors.CommError as error:
+            mode, self.level = "offline", "warning"
+            self.note = f"Weights & Biases cannot be reached ({first_line(error)}). "
+            self._run = start(mode)
         self.note += (
             f"Weights & Biases shows the run at {self._run.url}"
             if mode == "online"
