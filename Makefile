@@ -55,7 +55,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pods_cluster.config.reference > docs/config.md
-	$(BIN)/python -m pods_cluster.telemetry.metrics > docs/metrics.md
+	$(BIN)/python -m pods_cluster.telemetry.catalog > docs/metrics.md
 
 clean:
 	rm -rf $(VENV) runs .cache

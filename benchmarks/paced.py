@@ -24,7 +24,7 @@ from pods_cluster.learning.learner_group import StepResult
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.run.loop import Run
 from pods_cluster.run.selector_handle import SelectorHandle
-from pods_cluster.telemetry.metrics import registry
+from pods_cluster.telemetry.catalog import registry
 from pods_cluster.types import Prompt, Selection
 from pods_cluster.weights.broadcast import PublishReport
 

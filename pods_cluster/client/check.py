@@ -1,4 +1,4 @@
-"""`pods check`: everything that can be known without starting a process, found and shown. Imports no ray and no torch."""
+"""`pods check`: resolves and shows all that can be known without starting a process. Imports no ray and no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pods_cluster.client.run_plan import plan_of
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.run.settling import settling_of
@@ -19,9 +18,47 @@ from pods_cluster.selection.rule_registry import resolve as resolve_rule
 from pods_cluster.types import Prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes of one optimiser step and of the whole run, in rollouts and tokens (upper bounds where lengths count)."""
+
+    groups: int
+    generated: int
+    trained: int
+    total_generated: int
+    total_trained: int
+    sequences_per_rank: tuple[int, int]
+    microbatches_at_most: int
+    out_at_most: int
+
+    @property
+    def rollouts_per_trained(self) -> float:
+        """Rollouts generated for each one trained, before replacements: n / m."""
+        return self.generated / self.trained
+
+
+def plan_of(config: Config) -> Plan:
+    """Compute the plan of a configuration."""
+    groups, trained = config.learner.prompts_per_step, config.trained_per_step
+    ranks = config.learner.workers
+    longest = config.data.max_prompt_tokens + config.generator.max_tokens
+    per_microbatch = max(1, config.learner.tokens_per_microbatch // longest)
+    most = -(-trained // ranks)
+    return Plan(
+        groups=groups,
+        generated=config.rollouts_per_step,
+        trained=trained,
+        total_generated=config.rollouts_per_step * config.run.steps,
+        total_trained=trained * config.run.steps,
+        sequences_per_rank=(trained // ranks, most),
+        microbatches_at_most=-(-most // per_microbatch),
+        out_at_most=(config.staleness + 1) * groups,
+    )
+
+
 @dataclass(slots=True)
-class Checked:
-    """What the check found: the first prompt as the engine reads it, and the datasets' sizes (None when offline)."""
+class CheckResult:
+    """Result of a check: the first prompt as the engine reads it, and the datasets' sizes (None when offline)."""
 
     prompt: Prompt | None = None
     rows: int | None = None
@@ -30,12 +67,12 @@ class Checked:
     notes: list[str] = field(default_factory=list)
 
 
-def check(config: Config, *, offline: bool = False) -> Checked:
+def check(config: Config, *, offline: bool = False) -> CheckResult:
     """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds."""
     resolve_rule(config.selector.rule, config.selector.options)
     check_rewards(reward_specs(config.reward))
     settling_of(config)
-    found = Checked(notes=_notes(config))
+    found = CheckResult(notes=_notes(config))
     if offline:
         return found
     tokenizer = load_tokenizer(config.model, light=True)
@@ -50,7 +87,7 @@ def check(config: Config, *, offline: bool = False) -> Checked:
 
 
 def _notes(config: Config) -> list[str]:
-    """What is allowed, but may not be meant."""
+    """Settings that are allowed, but may not be meant."""
     notes = []
     if config.selector.keep == config.generator.rollouts_per_prompt:
         notes.append("selector.keep equals generator.rollouts_per_prompt: plain GRPO, nothing is left out")
@@ -65,7 +102,7 @@ def _notes(config: Config) -> list[str]:
     return notes
 
 
-def show(config: Config, found: Checked, console: Console) -> None:
+def show(config: Config, found: CheckResult, console: Console) -> None:
     """Print the plan, the prompt and the notes."""
     console.print(Panel(_plan_table(config, found), title=f"[bold]{config.run.name}[/] plan", title_align="left"))
     if found.prompt is not None:
@@ -80,7 +117,7 @@ def show(config: Config, found: Checked, console: Console) -> None:
         console.print(Text("note: " + note, style="yellow"))
 
 
-def _plan_table(config: Config, found: Checked) -> Table:
+def _plan_table(config: Config, found: CheckResult) -> Table:
     plan = plan_of(config)
     generator, learner = config.generator, config.learner
     table = Table.grid(padding=(0, 2))
@@ -111,7 +148,7 @@ def _plan_table(config: Config, found: Checked) -> Table:
     each = f"{low}" if low == high else f"{low} to {high}"
     row("one step", f"{plan.groups} prompts → {plan.generated:,} rollouts generated → {plan.trained:,} trained "
         f"({each} a rank, at most {plan.microbatches_at_most} micro-batches)")  # fmt: skip
-    row("asymmetry", f"{plan.asymmetry:.2f} rollouts generated for each one trained")
+    row("n / m", f"{plan.rollouts_per_trained:.2f} rollouts generated for each one trained")
     row("staleness", "0: on-policy, the pools take turns" if not config.staleness
         else f"up to {config.staleness} version(s), at most {plan.out_at_most} groups out")  # fmt: skip
     row(

@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from pods_cluster import __version__
-from pods_cluster.client import plan_command
+from pods_cluster.client import MissingPackage, plan_command
 from pods_cluster.client.figure_command import figure
-from pods_cluster.client.ray_access import use_token
 from pods_cluster.client.run_commands import add_to
 from pods_cluster.config import Config, ConfigError, load_config
+from pods_cluster.run.ray_access import use_ray_token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -109,8 +109,16 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show runs, live or past, as a page: `pods dashboard runs`. Scaling and stopping them needs its token."""
-    from pods_cluster.client.reach import controls_of
-    from pods_cluster.dashboard.server import serve
+    from pods_cluster.client.run_handle import controls_of
+
+    try:
+        from pods_cluster.dashboard.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pods_cluster"):
+            raise
+        raise MissingPackage(
+            f"dashboard: the package {error.name!r} is not installed; pip install 'pods-cluster[dashboard]'"
+        ) from None
 
     serve(folders, host, port, controls=controls_of(folders, address))
 
@@ -165,7 +173,7 @@ def main() -> None:
     """Entry point: errors made for people are printed as such, others keep their traceback (PODS_DEBUG=1: all do)."""
     # A user's own rules and rewards lie where the command is typed; Ray hands this path on to its workers.
     sys.path.insert(0, os.getcwd())
-    use_token()
+    use_ray_token()
     try:
         app()
     except Exception as error:

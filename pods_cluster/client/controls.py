@@ -1,53 +1,18 @@
-"""Changing a live run: what the dashboard asks for, and from whom."""
+"""The protocol of live runs: ask one for its status, change the sizes of its pools, stop it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.json_schema import SkipJsonSchema
-
-MAX_WORKERS = 4096
+from pydantic import BaseModel
 
 
 class NotLive(Exception):
-    """The run is not alive where the controls look."""
+    """The run is not alive on the cluster that was asked."""
 
 
 class ControlFailed(Exception):
     """A live run did not do what was asked; the text says why."""
-
-
-Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
-
-
-class ScaleRequest(BaseModel):
-    """How many workers the pools shall have; a pool left out stays as it is."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"anyOf": [{"required": ["generators"]}, {"required": ["learners"]}]}
-    )
-    generators: Workers | SkipJsonSchema[None] = None
-    learners: Workers | SkipJsonSchema[None] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _asks_for_something(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            for name, count in value.items():
-                # 3.0 is a whole number in JSON; true, null and "3" are none
-                if isinstance(count, bool) or not isinstance(count, (int, float)):
-                    raise ValueError(f"{name}: give a whole number of workers, or leave it out")
-            if not value:
-                raise ValueError("give generators, learners, or both")
-        return value
-
-
-class StopRequest(BaseModel):
-    """Why the run shall end."""
-
-    model_config = ConfigDict(extra="forbid")
-    reason: Annotated[str, Field(min_length=1, max_length=500)] = "stopped from the dashboard"
 
 
 class WorkerState(BaseModel):
@@ -62,7 +27,7 @@ class WorkerState(BaseModel):
 
 
 class LiveStatus(BaseModel):
-    """What a live run says about itself now."""
+    """The state of a live run as its controller reports it."""
 
     live: bool
     step: int | None = None
@@ -76,22 +41,15 @@ class LiveStatus(BaseModel):
     workers: list[WorkerState] = []
 
 
-class Done(BaseModel):
-    """A request that the run has taken."""
-
-    accepted: Literal[True] = True
-    detail: str
-
-
 class Controls(Protocol):
-    """Reaches live runs. Every call ends within its own deadline and raises NotLive or ControlFailed."""
+    """Calls to live runs by name. Every call has its own deadline and raises NotLive or ControlFailed."""
 
     async def status(self, run: str) -> LiveStatus: ...
 
     async def scale(self, run: str, generators: int | None, learners: int | None) -> str:
-        """Ask for new sizes of the pools; a sentence about what the run does with it."""
+        """Ask for new sizes of the pools; returns a sentence on what the run does about it."""
         ...
 
     async def stop(self, run: str, reason: str) -> str:
-        """Ask the run to end after what it is doing, its state saved; a sentence."""
+        """Ask the run to save its state and end after what it is doing; returns a sentence."""
         ...

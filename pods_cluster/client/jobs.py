@@ -18,8 +18,8 @@ from typing import Any
 
 import pods_cluster
 from pods_cluster.client.bundle import Bundle, bundle_of
-from pods_cluster.client.ray_access import use_token
 from pods_cluster.config import load_config
+from pods_cluster.run.ray_access import use_ray_token
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 1.0
@@ -103,7 +103,7 @@ def submit(job: Job, address: str | None = None) -> tuple[Any, str]:
 
 def connect(address: str | None = None) -> Any:
     """A client of the job server at `address` (default: RAY_API_SERVER_ADDRESS, else this machine's). Raises JobError."""
-    use_token()
+    use_ray_token()
     address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
     try:
         from ray.job_submission import JobSubmissionClient

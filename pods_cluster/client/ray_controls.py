@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive, WorkerState
-from pods_cluster.client.ray_access import knock
+from pods_cluster.run.ray_access import check_reachable
 
 FIND_SECONDS = 10.0
-KNOCK_SECONDS = 3.0
+CONNECT_SECONDS = 3.0
 STATUS_SECONDS = 5.0
 CALL_SECONDS = 30.0
 
@@ -116,7 +116,7 @@ class RayControls:
                 return  # None: the process was connected by someone else, and stays so
             if ray.is_initialized():
                 ray.shutdown()
-            knock(address, KNOCK_SECONDS)
+            check_reachable(address, CONNECT_SECONDS)
             # It is told on every thread but the main one that a signal is not handled there.
             logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)

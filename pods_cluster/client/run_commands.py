@@ -1,4 +1,4 @@
-"""Commands about runs that are there: submit, runs, status, scale, stop."""
+"""Commands on submitted and live runs: submit, runs, status, scale, stop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from pods_cluster.client.controls import LiveStatus
-    from pods_cluster.client.reach import Found
-    from pods_cluster.dashboard.run_view import Glance
+    from pods_cluster.client.run_state import RunState
 
 RunTarget = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster (host:6379) of a run whose folder is not here.")]
@@ -62,14 +61,14 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs: of folders (here: runs), and those alive on a cluster."""
-    from pods_cluster.client import reach
-    from pods_cluster.dashboard.watcher import Runs
+    from pods_cluster.client.run_handle import RunAccessError, live_runs
+    from pods_cluster.client.run_list import RunList
 
     paths = folders or ([Path("runs")] if Path("runs").is_dir() else [])
     if not paths and address is None:
-        raise reach.ReachError("runs: there is no folder 'runs' here; give a folder of runs, or --address")
-    rows = [_row(found) for found in (Runs(paths).list() if paths else [])]
-    for name in reach.alive(address) if address is not None else []:
+        raise RunAccessError("runs: there is no folder 'runs' here; give a folder of runs, or --address")
+    rows = [_row(state) for state in (RunList(paths).states() if paths else [])]
+    for name in live_runs(address) if address is not None else []:
         if not any(row["name"] == name and row["status"] == "running" for row in rows):
             rows.append(
                 {"name": name, "status": "running", "step": None, "steps": None, "reward": None, "folder": None}
@@ -90,31 +89,31 @@ def runs(
 
 def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> None:
     """Show what a run does: from its folder, and from itself where it is alive."""
-    from pods_cluster.client import reach
     from pods_cluster.client.controls import NotLive
-    from pods_cluster.dashboard.run_view import glance
+    from pods_cluster.client.run_handle import RunAccessError, find_run
+    from pods_cluster.client.run_state import read_run_state
     from pods_cluster.run import checkpoints
 
-    found = reach.find(run, address)
+    found = find_run(run, address)
     live: LiveStatus | None = None
-    silence = ""
+    why_not_live = ""
     if found.address is not None:
         try:
             live = found.ask(found.controls.status(found.name))
         except NotLive as error:
-            silence = str(error)
+            why_not_live = str(error)
     row: dict[str, Any] = {"name": found.name}
     if found.folder is not None:
-        seen = glance(found.folder, found.name)
+        state = read_run_state(found.folder, found.name)
         saved = checkpoints.latest(found.folder.checkpoints)
-        row = _row(seen) | {"text": seen.text, "checkpoint": str(saved) if saved else None}
+        row = _row(state) | {"text": state.text, "checkpoint": str(saved) if saved else None}
     elif live is None:
-        raise reach.ReachError(silence)
+        raise RunAccessError(why_not_live)
     row["live"] = live.model_dump(mode="json") if live is not None else None
     if as_json:
         print(json.dumps(row))
         return
-    _show(row, live, silence)
+    _show_status(row, live, why_not_live)
 
 
 def scale(
@@ -126,19 +125,19 @@ def scale(
     timeout: Annotated[float, typer.Option(help="Seconds that --wait waits.")] = 900.0,
 ) -> None:
     """Change the sizes of a live run's pools: `pods scale RUN --generators 6 --learners 2`."""
-    from pods_cluster.client import reach
+    from pods_cluster.client.run_handle import find_run
     from pods_cluster.sizing.moves import ScaleError
 
     if generators is None and learners is None:
         raise ScaleError("scale: give --generators, --learners, or both")
-    found = reach.find(run, address)
+    found = find_run(run, address)
     console = Console()
     console.print(escape(found.ask(found.controls.scale(found.name, generators, learners))), highlight=False)
     if not wait:
         return
-    told = reach.wait_for_sizes(found, timeout)
-    console.print(f"step {told.step}: {told.generators} generator(s), {told.learners} learner rank(s)", highlight=False)
-    if (generators or told.generators, learners or told.learners) != (told.generators, told.learners):
+    live = found.wait_for_sizes(timeout)
+    console.print(f"step {live.step}: {live.generators} generator(s), {live.learners} learner rank(s)", highlight=False)
+    if (generators or live.generators, learners or live.learners) != (live.generators, live.learners):
         raise ScaleError(f"{found.name}: not all came; see `pods status {run}` and the run's events for the cause")
 
 
@@ -149,14 +148,14 @@ def stop(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for its end.")] = False,
 ) -> None:
     """End a live run after its step, with a checkpoint, and wait for it."""
-    from pods_cluster.client import reach
+    from pods_cluster.client.run_handle import find_run
 
-    found: Found = reach.find(run, address)
+    found = find_run(run, address)
     console = Console()
     console.print(escape(found.ask(found.controls.stop(found.name, "pods stop"))), highlight=False)
     if no_wait:
         return
-    saved = reach.wait_for_end(found, timeout)
+    saved = found.wait_for_end(timeout)
     console.print(f"saved: {escape(str(saved))}" if saved else "it has ended", highlight=False, soft_wrap=True)
 
 
@@ -166,20 +165,20 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _row(found: Glance) -> dict[str, Any]:
-    reward = found.latest.get("reward")
+def _row(state: RunState) -> dict[str, Any]:
+    reward = state.latest.get("reward")
     return {
-        "name": Path(found.path).name,
-        "status": found.status,
-        "step": found.step,
-        "steps": found.planned,
+        "name": Path(state.path).name,
+        "status": state.status,
+        "step": state.step,
+        "steps": state.planned,
         "reward": reward if isinstance(reward, int | float) else None,
-        "updated": found.updated,
-        "folder": found.path,
+        "updated": state.updated,
+        "folder": state.path,
     }
 
 
-def _show(row: dict[str, Any], live: LiveStatus | None, silence: str) -> None:
+def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str) -> None:
     console = Console()
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -201,8 +200,8 @@ def _show(row: dict[str, Any], live: LiveStatus | None, silence: str) -> None:
         line("pools", f"{_text(live.generators)} generator(s), {_text(live.learners)} learner rank(s)")
         line("under way", live.note)
         line("stopping", live.stopping)
-    elif silence:
-        line("alive", f"no: {silence}")
+    elif why_not_live:
+        line("alive", f"no: {why_not_live}")
     console.print(table)
     if live is not None and live.workers:
         workers = Table(box=None)

@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from pods_cluster.dashboard.watcher import DashboardError
+from pods_cluster.dashboard import DashboardError
 
 FILE = ".pods-token"
 COOKIE = "pods_session"

@@ -10,7 +10,7 @@ from pods_cluster.dashboard import responses, schemas
 from pods_cluster.dashboard.columns import plain
 from pods_cluster.dashboard.journal import SampleEntry
 from pods_cluster.dashboard.run_view import RunView
-from pods_cluster.dashboard.watcher import Runs
+from pods_cluster.dashboard.watcher import RunWatcher
 
 MAX_POINTS = 1_500
 MAX_SERIES = 64
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/api", tags=["runs"], responses=REFUSED)
 
 def view_of(request: Request, run: str) -> RunView:
     """Raises HTTPException 404."""
-    runs: Runs = request.app.state.runs
+    runs: RunWatcher = request.app.state.runs
     try:
         return runs.get(run)
     except KeyError:
@@ -44,9 +44,9 @@ def view_of(request: Request, run: str) -> RunView:
 @router.get("/runs")
 def list_runs(request: Request) -> schemas.RunList:
     """All runs, the one last written first."""
-    runs: Runs = request.app.state.runs
+    runs: RunWatcher = request.app.state.runs
     items = []
-    for found in runs.list():
+    for found in runs.states():
         ratio = found.latest.get("rollout_to_update_ratio/cumulative")
         reward = found.latest.get("reward")
         items.append(

@@ -14,15 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from pods_cluster import __version__
-from pods_cluster.client.controls import (
-    ControlFailed,
-    Controls,
-    Done,
-    LiveStatus,
-    NotLive,
-    ScaleRequest,
-    StopRequest,
-)
+from pods_cluster.client.controls import ControlFailed, Controls, LiveStatus, NotLive
 from pods_cluster.dashboard import api, responses, schemas
 from pods_cluster.dashboard.access_token import COOKIE, Token
 from pods_cluster.dashboard.assets import Asset, Assets
@@ -31,7 +23,7 @@ from pods_cluster.dashboard.hub import Hub, TooManyListeners
 from pods_cluster.dashboard.prometheus import exposition
 from pods_cluster.dashboard.rate_limit import RateLimit
 from pods_cluster.dashboard.run_view import Change, RunView
-from pods_cluster.dashboard.watcher import Runs
+from pods_cluster.dashboard.watcher import RunWatcher
 
 REQUESTS_A_SECOND = 200.0
 REQUESTS_AT_ONCE = 1_000.0
@@ -59,7 +51,7 @@ def create_app(
     controls: Controls | None = None,
     rate: RateLimit | None = None,
 ) -> FastAPI:
-    """The dashboard on folders of runs. Raises DashboardError if there is no such folder."""
+    """The dashboard on folders of runs. Raises RunFolderError if there is no such folder."""
     hub = Hub()
 
     def tell(view: RunView, change: Change) -> None:
@@ -67,7 +59,7 @@ def create_app(
             hub.tell("update", view.id, {"rows": change.rows, "events": change.events, "new_samples": change.samples,
                                          "reset": change.reset, "live": responses.live(view)})  # fmt: skip
 
-    runs = Runs(paths, tell)
+    runs = RunWatcher(paths, tell)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -133,7 +125,7 @@ async def stream(
     run: Annotated[list[str], Query(min_length=1, max_length=20, description="Runs to hear of.")],
 ) -> Response:
     """Server-sent events: what the runs write, within a second."""
-    runs: Runs = request.app.state.runs
+    runs: RunWatcher = request.app.state.runs
     hub: Hub = request.app.state.hub
     for name in run:
         await run_in_threadpool(api.view_of, request, name)
@@ -191,19 +183,19 @@ async def live_status(request: Request, run: api.RunId) -> LiveStatus:
 
 
 @controls_router.post("/runs/{run}/scale", responses=api.NO_RUN)
-async def scale(request: Request, run: api.RunId, body: ScaleRequest) -> Done:
+async def scale(request: Request, run: api.RunId, body: schemas.ScaleRequest) -> schemas.Accepted:
     """Change the sizes of a live run's pools."""
     view = await run_in_threadpool(api.view_of, request, run)
-    return Done(
+    return schemas.Accepted(
         detail=await _reach(request, lambda controls: controls.scale(view.folder.name, body.generators, body.learners))
     )
 
 
 @controls_router.post("/runs/{run}/stop", responses=api.NO_RUN)
-async def stop(request: Request, run: api.RunId, body: StopRequest) -> Done:
+async def stop(request: Request, run: api.RunId, body: schemas.StopRequest) -> schemas.Accepted:
     """End a live run after what it is doing, its state saved."""
     view = await run_in_threadpool(api.view_of, request, run)
-    return Done(detail=await _reach(request, lambda controls: controls.stop(view.folder.name, body.reason)))
+    return schemas.Accepted(detail=await _reach(request, lambda controls: controls.stop(view.folder.name, body.reason)))
 
 
 async def _reach(request: Request, call: Any) -> Any:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pods_cluster import __version__
-from pods_cluster.dashboard.watcher import Runs
-from pods_cluster.telemetry.metrics import Kind, Metric, registry
+from pods_cluster.client.run_state import Status
+from pods_cluster.dashboard.watcher import RunWatcher
+from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.metric_registry import Kind, Metric
 
 RECENT_SECONDS = 900.0
 MAX_RUNS = 20
-STATES = ("running", "finished", "stopped", "failed", "silent")
 _PLACE = re.compile(r"<([a-z_]+)>")
 _OTHER = re.compile(r"[^a-zA-Z0-9_]+")
 
 
-def exposition(runs: Runs, now: float) -> bytes:
+def exposition(runs: RunWatcher, now: float) -> bytes:
     """The text of `/metrics`: of runs that are running, or were written within 15 minutes."""
     collector = CollectorRegistry(auto_describe=False)
     collector.register(_Runs(runs, now))
@@ -45,7 +47,7 @@ def series_name(name: str) -> tuple[str, dict[str, str], Metric | None]:
 
 
 class _Runs(Collector):
-    def __init__(self, runs: Runs, now: float) -> None:
+    def __init__(self, runs: RunWatcher, now: float) -> None:
         self._runs = runs
         self._now = now
 
@@ -53,11 +55,11 @@ class _Runs(Collector):
         build = GaugeMetricFamily("pods_dashboard_info", "Version of the dashboard.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
-        glances = self._runs.list()
-        yield GaugeMetricFamily("pods_dashboard_runs", "Runs that the dashboard sees.", value=len(glances))
+        states = self._runs.states()
+        yield GaugeMetricFamily("pods_dashboard_runs", "Runs that the dashboard sees.", value=len(states))
         recent = [
             found
-            for found in glances
+            for found in states
             if found.status == "running" or (found.updated is not None and self._now - found.updated < RECENT_SECONDS)
         ][:MAX_RUNS]
         state = GaugeMetricFamily("pods_run_state", "1 for the state that the run is in.", labels=["run", "state"])
@@ -74,7 +76,7 @@ class _Runs(Collector):
                 counts = [name for name in latest if (m := registry.find(name)) is not None and m.kind is Kind.COUNT]
                 totals = view.history.totals(counts)
                 status, levels = view.status()[0], dict(view.levels)
-            for name in STATES:
+            for name in get_args(Status):
                 state.add_metric([found.id, name], float(name == status))
             if found.updated is not None:
                 updated.add_metric([found.id], found.updated)

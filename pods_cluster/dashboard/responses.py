@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pods_cluster.client.run_state import last_written
 from pods_cluster.dashboard import schemas
 from pods_cluster.dashboard.journal import EventEntry, SampleEntry
-from pods_cluster.dashboard.run_view import RunView, last_written
-from pods_cluster.telemetry.metrics import Kind, registry
+from pods_cluster.dashboard.run_view import RunView
+from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.metric_registry import Kind
 
 _SECTIONS = {metric.name: title for title, metrics in registry.sections.items() for metric in metrics}
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
+from pods_cluster.client.run_state import END_EVENTS, START_EVENTS, Status, run_status
 from pods_cluster.dashboard.history import History
 from pods_cluster.dashboard.journal import Journal, event_entry, sample_entry
-from pods_cluster.telemetry.line_tail import clean, newest, read_json
+from pods_cluster.telemetry.line_tail import clean, read_json
 from pods_cluster.telemetry.run_folder import RunFolder
 
-Status = Literal["running", "finished", "stopped", "failed", "silent"]
 SLICE_BYTES = 2**19
 """Read at a time, so that a request waits for some milliseconds only."""
-SILENT_AFTER = 120.0
-"""Seconds without a line after which a run that nobody is seen to write counts as silent."""
 MAX_ROWS_TOLD = 20
 """Steps told at once; a page that hears of more fetches its curves again."""
 _SECRET = re.compile(r"token$|secret|password|passwd|credential|api_?key|authorization", re.IGNORECASE)
@@ -112,103 +108,17 @@ class RunView:
     def status(self, now: float | None = None) -> tuple[Status, str]:
         """The run's state in one word and in a sentence."""
         with self.lock:
-            return _state(self.folder, self._ended, now)
+            return run_status(self.folder, self._ended, now)
 
     def _note(self, event: dict[str, Any]) -> None:
         self.levels[event.get("level") or "info"] += 1
         kind = str(event.get("kind"))
-        if kind in ("finished", "failed"):
+        if kind in END_EVENTS:
             self._ended = event
-        elif kind in ("starting", "started", "resumed_from", "stopping"):
+        elif kind in START_EVENTS:
             self._ended = None
         if kind.startswith("worker_"):
             self.worker_events = [*self.worker_events[-99:], event]
-
-
-class Glance(NamedTuple):
-    """What the list of runs shows of one that is not open."""
-
-    id: str
-    path: str
-    status: Status
-    text: str
-    step: int | None
-    updated: float | None
-    elapsed: float | None
-    planned: int | None
-    latest: dict[str, Any]
-
-
-def glance(folder: RunFolder, run_id: str) -> Glance:
-    """A look at the ends of a run's files: no more than 200 kB are read."""
-    last = newest(folder.metrics, lambda line: "marker" not in line and isinstance(line.get("step"), int)) or {}
-    event = newest(folder.events, lambda line: line.get("kind") in
-                   ("finished", "failed", "starting", "started", "resumed_from", "stopping"))  # fmt: skip
-    ended = event if event is not None and event["kind"] in ("finished", "failed") else None
-    status, text = _state(folder, ended, None)
-    updated = last_written(folder)
-    step, elapsed = last.get("step"), last.get("elapsed")
-    return Glance(
-        run_id,
-        str(folder.path),
-        status,
-        text,
-        step if isinstance(step, int) else None,
-        updated,
-        float(elapsed) if isinstance(elapsed, (int, float)) else None,
-        _planned(folder),
-        last,
-    )
-
-
-def _planned(folder: RunFolder) -> int | None:
-    """`run.steps`, found without parsing the whole configuration: a list may hold hundreds of runs."""
-    try:
-        text = folder.config.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    section = re.search(r"^run:\n((?: .*\n|\n)*)", text, re.MULTILINE)
-    found = re.search(r"^  steps: (\d{1,12})\s*$", section.group(1), re.MULTILINE) if section else None
-    return int(found.group(1)) if found else None
-
-
-def last_written(folder: RunFolder) -> float | None:
-    """When any of the run's files was last written, Unix time."""
-    times = []
-    for path in (folder.metrics, folder.events, folder.samples):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=None)
-
-
-def _state(folder: RunFolder, ended: dict[str, Any] | None, now: float | None) -> tuple[Status, str]:
-    if ended is not None:
-        text = str(ended.get("text", ""))
-        if ended.get("kind") == "failed":
-            return "failed", text
-        return ("stopped" if text.startswith("stopped") else "finished"), text
-    if _is_written(folder.path / ".lock"):
-        return "running", "a process of this machine is writing it"
-    updated = last_written(folder)
-    age = None if updated is None else (time.time() if now is None else now) - updated
-    if age is not None and age < SILENT_AFTER:
-        return "running", f"written {max(age, 0):.0f} s ago"
-    return "silent", "nothing is written, and it has not ended: killed, or on another machine between two steps"
-
-
-def _is_written(lock: Path) -> bool:
-    """Whether a process of this machine holds the run's lock. Read from the kernel's list: trying to take the lock
-    could make a starting run believe that another one holds it.
-    """
-    try:
-        status = os.stat(lock)
-        with open("/proc/locks", encoding="ascii") as file:
-            wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-            return any(line.split()[5] == wanted for line in file if len(line.split()) > 5)
-    except (OSError, ValueError):
-        return False
 
 
 def _without_secrets(tree: Any) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 import uvicorn
 
 from pods_cluster.client.controls import Controls
+from pods_cluster.dashboard import DashboardError
 from pods_cluster.dashboard.access_token import Token, load_token, read_token
 from pods_cluster.dashboard.app import create_app
-from pods_cluster.dashboard.watcher import DashboardError
 
 CLOSE_SECONDS = 3
 
@@ -30,7 +30,7 @@ def serve(
     """Serve run folders, or folders of them, until interrupted. Port 0 takes a free one.
 
     `say` is told where the page is and where its token lies (never the token); `ready` gets the address.
-    Raises DashboardError if a folder is missing, the port is taken or the token is not safe.
+    Raises RunFolderError if a folder is missing, DashboardError if the port is taken or the token is not safe.
     """
     token = find_token(paths, token_file)
     app = create_app(paths, token=token, controls=controls)

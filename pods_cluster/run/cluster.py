@@ -10,8 +10,8 @@ from typing import Any
 import ray
 
 from pods_cluster.actor_names import NAMESPACE
-from pods_cluster.client.ray_access import knock
 from pods_cluster.config import Config
+from pods_cluster.run.ray_access import check_reachable
 from pods_cluster.sizing.moves import Sizes
 
 SPARE_SLOTS = 8
@@ -111,7 +111,7 @@ def _initialise(config: Config, *, quiet: bool) -> None:
     remote = address not in ("auto", "local") or (address == "auto" and bool(os.environ.get("RAY_ADDRESS")))
     try:
         if remote:
-            knock(os.environ["RAY_ADDRESS"] if address == "auto" else address)
+            check_reachable(os.environ["RAY_ADDRESS"] if address == "auto" else address)
             ray.init(address=None if address == "auto" else address, **options)
             return
         # A cluster of its own must not be joined by, or join, one that a variable points to.

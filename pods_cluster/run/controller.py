@@ -15,8 +15,9 @@ from pods_cluster.config import Config, dump_config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
-from pods_cluster.run import checkpoints, live_file, status
+from pods_cluster.run import checkpoints, status
 from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
+from pods_cluster.run.live_file import remove_live_file, write_live_file
 from pods_cluster.run.loop import Run, RunError
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.run.settling import settling_of
@@ -67,7 +68,7 @@ class Controller:
             wandb=config.run.wandb,
             config=config.model_dump(mode="json"),
         )
-        live_file.announce(self.folder, ray.get_runtime_context().gcs_address)
+        write_live_file(self.folder, ray.get_runtime_context().gcs_address)
         self._opened = True
 
     async def run(self) -> Summary:
@@ -165,7 +166,7 @@ class Controller:
                 log.warning("closing %s: %s", type(stage).__name__, error)
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(actor_name(self.config.run.name, "selector"), NAMESPACE))
-        live_file.withdraw(self.folder)
+        remove_live_file(self.folder)
         await asyncio.to_thread(self.recorder.close)
 
 

@@ -1,4 +1,4 @@
-"""Where a live run can be reached: a file in its folder that is there as long as the run is. No ray."""
+"""`live.json` in a run's folder: the address of the Ray cluster on which the run is alive. No ray."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pods_cluster.telemetry.run_folder import RunFolder
 LIVE_FILE = "live.json"
 
 
-def announce(folder: RunFolder, address: str) -> None:
-    """Write where the run's Ray cluster is, so that `pods scale RUN` finds it without being told."""
-    place = {"address": address, "pid": os.getpid()}
-    with contextlib.suppress(OSError):  # a folder that cannot be written is told of by what must be written
-        (folder.path / LIVE_FILE).write_text(json.dumps(place) + "\n", encoding="utf-8")
+def write_live_file(folder: RunFolder, address: str) -> None:
+    """Write the cluster's address and this process's id, so that `pods scale RUN` finds the run by its folder."""
+    values = {"address": address, "pid": os.getpid()}
+    with contextlib.suppress(OSError):  # the recorder reports a folder that cannot be written
+        (folder.path / LIVE_FILE).write_text(json.dumps(values) + "\n", encoding="utf-8")
 
 
-def withdraw(folder: RunFolder) -> None:
-    """The run is not alive any more."""
+def remove_live_file(folder: RunFolder) -> None:
+    """Remove the file when the run ends."""
     with contextlib.suppress(OSError):
         (folder.path / LIVE_FILE).unlink(missing_ok=True)
 
 
-def place_of(folder: RunFolder) -> dict[str, Any] | None:
-    """What `announce` wrote; None where the run has ended (one that was killed may still say that it is alive)."""
+def read_live_file(folder: RunFolder) -> dict[str, Any] | None:
+    """The file's values, `address` among them; None where the run has ended. A killed run leaves its file behind."""
     try:
-        place = json.loads((folder.path / LIVE_FILE).read_text(encoding="utf-8"))
+        values = json.loads((folder.path / LIVE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return place if isinstance(place, dict) and isinstance(place.get("address"), str) else None
+    return values if isinstance(values, dict) and isinstance(values.get("address"), str) else None

@@ -1,8 +1,12 @@
-"""Every metric: name, unit, meaning, kind, and whose name it is (TRL's and verl's where they have one)."""
+"""Every metric of the service: name, unit, meaning, kind, and where its name comes from (TRL, verl, prime-rl or here).
+
+`registry` holds them; a name that is not in it is not a metric. The reference page is made by
+`python -m pods_cluster.telemetry.catalog > docs/metrics.md`.
+"""
 
 from __future__ import annotations
 
-from pods_cluster.telemetry.metric_registry import Kind, Metric
+from pods_cluster.telemetry.metric_registry import Kind, Metric, Registry
 from pods_cluster.types import Fate
 
 GAUGE, COUNT, COUNTER = Kind.GAUGE, Kind.COUNT, Kind.COUNTER
@@ -254,3 +258,10 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Evaluation": _EVAL,
     "Telemetry": _TELEMETRY,
 }
+
+registry = Registry(SECTIONS)
+"""The registry of all metrics. A plug-in adds its own with `registry.register(Metric(...), section=...)`."""
+
+
+if __name__ == "__main__":
+    print(registry.markdown(), end="")

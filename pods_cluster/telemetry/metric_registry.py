@@ -134,7 +134,7 @@ class Registry:
         lines = [
             "# Metrics",
             "",
-            "<!-- Made by `python -m pods_cluster.telemetry.metrics > docs/metrics.md`; do not edit. -->",
+            "<!-- Made by `python -m pods_cluster.telemetry.catalog > docs/metrics.md`; do not edit. -->",
             "",
             "Every line of a run's `metrics.jsonl` is one JSON object with some of these names. A **gauge** is a value "
             "of the step, a **count** the amount of that step alone (sum the steps for the run's), a **counter** the "

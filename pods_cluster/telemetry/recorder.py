@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pods_cluster.telemetry.metrics import MetricValueError, Registry, registry
+from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.metric_registry import MetricValueError, Registry
 from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, WandbSink

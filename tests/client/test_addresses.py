@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from pods_cluster.client.demo import CONFIG
-from pods_cluster.client.ray_access import knock
 from pods_cluster.config import load_config
 from pods_cluster.run.cluster import ClusterError, connect
+from pods_cluster.run.ray_access import check_reachable
 
 
 def test_ray_client_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_nobody_there_is_told_without_rays_own_minutes() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(ConnectionError, match=f"127.0.0.1:{port}: Connection refused"):
-        knock(f"127.0.0.1:{port}")
+        check_reachable(f"127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        knock(f"127.0.0.1:{server.getsockname()[1]}")
-    knock("auto")  # left to Ray
+        check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
+    check_reachable("auto")  # left to Ray

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
-from pods_cluster.client.check import check
+from pods_cluster.client.check import check, plan_of
 from pods_cluster.client.demo import CONFIG as QUICKSTART
-from pods_cluster.client.run_plan import plan_of
 from pods_cluster.config import Config, load_config
 from pods_cluster.data.errors import DataError
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from pods_cluster.dashboard import DashboardError
 from pods_cluster.dashboard.access_token import COOKIE, FILE, Token, load_token, read_token
 from pods_cluster.dashboard.app import GUESSES, create_app
 from pods_cluster.dashboard.rate_limit import RateLimit
 from pods_cluster.dashboard.server import find_token, listen
-from pods_cluster.dashboard.watcher import DashboardError
 from tests.dashboard.conftest import SECRET, connect
 from tests.dashboard.remembering import Remembering
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pods_cluster.dashboard import history, run_view
+from pods_cluster.client import run_state
+from pods_cluster.dashboard import history
 from pods_cluster.dashboard.history import History
 from pods_cluster.dashboard.run_view import RunView
-from pods_cluster.dashboard.watcher import DashboardError, Runs
+from pods_cluster.dashboard.watcher import RunWatcher
 from pods_cluster.telemetry import line_tail
 from pods_cluster.telemetry.line_tail import LineTail, newest, parse, sample_lines
-from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.step_record import resume_marker
 from tests.dashboard.made import append, make_run, sample_line, step_line
 
@@ -189,9 +190,9 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     found.advance()
     written = folder.metrics.stat().st_mtime
     assert found.status(now=written + 5)[0] == "running"
-    assert found.status(now=written + 2 * run_view.SILENT_AFTER)[0] == "silent"
+    assert found.status(now=written + 2 * run_state.SILENT_AFTER)[0] == "silent"
     with folder.lock():
-        assert found.status(now=written + 2 * run_view.SILENT_AFTER)[0] == "running"
+        assert found.status(now=written + 2 * run_state.SILENT_AFTER)[0] == "running"
     append(folder.events, {"kind": "finished", "text": "stopped at step 3: asked", "level": "info"})
     found.advance()
     assert found.status()[0] == "stopped"
@@ -213,11 +214,11 @@ def test_secrets_in_the_configuration_are_hidden(tmp_path: Path) -> None:
 def test_runs_come_and_go(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "same", 2)
     make_run(tmp_path / "b", "same", 2)
-    runs = Runs([tmp_path / "a", tmp_path / "b" / "same"])
+    runs = RunWatcher([tmp_path / "a", tmp_path / "b" / "same"])
     assert sorted(runs.ids()) == ["same", "same~2"]
     make_run(tmp_path / "a", "new", 3)
     runs.find()
-    assert sorted(found.id for found in runs.list()) == ["new", "same", "same~2"]
+    assert sorted(found.id for found in runs.states()) == ["new", "same", "same~2"]
     assert runs.get("new").history.columns.last_step == 3
     (tmp_path / "a" / "new").rename(tmp_path / "gone")
     runs.find()
@@ -229,7 +230,7 @@ def test_open_runs_are_closed_when_they_take_too_much(tmp_path: Path, monkeypatc
     monkeypatch.setattr("pods_cluster.dashboard.watcher.MEMORY_BYTES", 150_000)
     for name in ("a", "b", "c", "d"):
         make_run(tmp_path, name, 200)
-    runs = Runs([tmp_path])
+    runs = RunWatcher([tmp_path])
     views = [runs.get(name) for name in ("a", "b", "c", "d")]
     assert runs.get("d") is views[3]
     assert len(runs._open) < 4
@@ -238,5 +239,5 @@ def test_open_runs_are_closed_when_they_take_too_much(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("paths", [[], ["nowhere"]])
 def test_a_missing_folder_is_refused_by_name(tmp_path: Path, paths: list[str]) -> None:
-    with pytest.raises(DashboardError, match=paths[0] if paths else "no path"):
-        Runs([tmp_path / path for path in paths])
+    with pytest.raises(RunFolderError, match=paths[0] if paths else "no path"):
+        RunWatcher([tmp_path / path for path in paths])

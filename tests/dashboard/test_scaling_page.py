@@ -12,7 +12,7 @@ import ray
 
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.client.demo import CONFIG
-from pods_cluster.client.reach import controls_of
+from pods_cluster.client.run_handle import controls_of
 from pods_cluster.config import load_config
 from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app

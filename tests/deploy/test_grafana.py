@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from pods_cluster.dashboard.prometheus import exposition, series_name
-from pods_cluster.dashboard.watcher import Runs
-from pods_cluster.telemetry.metrics import Kind, registry
+from pods_cluster.dashboard.watcher import RunWatcher
+from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.metric_registry import Kind
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 
@@ -36,7 +37,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for step in (1, 2):
             recorder.step(step, {example(metric): step for metric in metrics})
         recorder.event("test", "one", level="warning")
-    runs = Runs([root])
+    runs = RunWatcher([root])
     try:
         text = exposition(runs, folder.metrics.stat().st_mtime).decode()
     finally:

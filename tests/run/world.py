@@ -18,7 +18,7 @@ from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.learner_group import StepResult
 from pods_cluster.run.loop import Run
 from pods_cluster.run.staleness_ledger import Ledger
-from pods_cluster.telemetry.metrics import registry
+from pods_cluster.telemetry.catalog import registry
 from pods_cluster.types import Fate, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 from tests.run.parts import CoreSelector, Learners, Stream

@@ -26,7 +26,7 @@ from pods_cluster.sizing.balance import (
 )
 from pods_cluster.sizing.card_splits import cards_needed, splits
 from pods_cluster.sizing.step_measurement import METRIC_NAMES, StepMeasurement
-from pods_cluster.telemetry.metrics import registry
+from pods_cluster.telemetry.catalog import registry
 from tests.run.parts import YAML, loop_config
 
 RATES = Rates(generate=1000.0, update=500.0, sync_seconds=0.5, length=100.0, kept_length=100.0)

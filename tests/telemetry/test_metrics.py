@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pods_cluster.config.reference import config_reference
-from pods_cluster.telemetry.catalog import STAGES
-from pods_cluster.telemetry.metrics import Kind, Metric, Registry, UnknownMetric, registry
+from pods_cluster.telemetry.catalog import STAGES, registry
+from pods_cluster.telemetry.metric_registry import Kind, Metric, Registry, UnknownMetric
 from pods_cluster.types import Fate
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -81,7 +81,7 @@ def test_every_metric_is_documented() -> None:
 @pytest.mark.parametrize(
     ("page", "made", "module"),
     [
-        ("metrics.md", registry.markdown, "pods_cluster.telemetry.metrics"),
+        ("metrics.md", registry.markdown, "pods_cluster.telemetry.catalog"),
         ("config.md", config_reference, "pods_cluster.config.reference"),
     ],
 )
@@ -89,7 +89,7 @@ def test_reference_pages_are_up_to_date(page: str, made, module: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == made(), f"run: python -m {module} > docs/{page}"
 
 
-@pytest.mark.parametrize("module", ["pods_cluster.telemetry.metrics", "pods_cluster.config.reference"])
+@pytest.mark.parametrize("module", ["pods_cluster.telemetry.catalog", "pods_cluster.config.reference"])
 def test_reference_pages_print_from_the_command_line(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("# ")

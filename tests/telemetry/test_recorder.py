@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.jsonl import read_lines
-from pods_cluster.telemetry.metrics import MetricValueError, UnknownMetric, registry
+from pods_cluster.telemetry.metric_registry import MetricValueError, UnknownMetric
 from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.recorder import GIVE_UP_AFTER, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError

@@ -1,4 +1,4 @@
-"""Before a cluster is talked to: its token, and whether anybody is there."""
+"""Access to a Ray cluster before Ray itself is imported: its token, and whether anything listens at its address."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import socket
 from pathlib import Path
 
-KNOCK_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 
 
-def use_token() -> None:
-    """Use Ray's token where there is one and nothing else is said; ray reads this when it is imported.
+def use_ray_token() -> None:
+    """Turn Ray's token authentication on where there is a token and RAY_AUTH_MODE is not set.
 
-    Ray's clients do not do this alone: a cluster with tokens (`ray start` makes one) would refuse them.
+    Ray reads the variable when it is imported, and does not look for a token without it: a cluster with tokens (`ray
+    start` makes one) would refuse the connection.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
@@ -25,8 +26,8 @@ def use_token() -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def knock(address: str, seconds: float = KNOCK_SECONDS) -> None:
-    """Raises ConnectionError where nobody listens at `host:port` within `seconds`, and for an address of Ray Client.
+def check_reachable(address: str, seconds: float = CONNECT_SECONDS) -> None:
+    """Raise ConnectionError where nothing listens at `host:port` within `seconds`, and for an address of Ray Client.
 
     Ray itself would try for minutes. An address without a port is left to it.
     """
