@@ -12,7 +12,6 @@ from rich.text import Text
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.run.settling import settling_of
-from pods_cluster.scoring.from_config import reward_specs
 from pods_cluster.scoring.reward_registry import check_rewards
 from pods_cluster.selection.rule_registry import resolve as resolve_rule
 from pods_cluster.types import Prompt
@@ -70,7 +69,7 @@ class CheckResult:
 def check(config: Config, *, offline: bool = False) -> CheckResult:
     """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds."""
     resolve_rule(config.selector.rule, config.selector.options)
-    check_rewards(reward_specs(config.reward))
+    check_rewards(config.reward)
     settling_of(config)
     found = CheckResult(notes=_notes(config))
     if offline:
@@ -80,7 +79,7 @@ def check(config: Config, *, offline: bool = False) -> CheckResult:
     found.rows = len(stream)
     found.prompt = prompt = stream.next(1)[0]
     columns = {*prompt.columns, *(["answer"] if prompt.answer is not None else [])}
-    check_rewards(reward_specs(config.reward), columns)
+    check_rewards(config.reward, columns)
     held_out = load_eval(config, tokenizer)
     found.held_out, found.held_out_dropped = len(held_out), held_out.dropped
     return found
@@ -97,8 +96,6 @@ def _notes(config: Config) -> list[str]:
         )
     if config.data.eval is None:
         notes.append("data.eval is left out: the run will not be evaluated on held-out rows")
-    if all(reward.weight == 0 for reward in config.reward):
-        notes.append("every reward has weight 0: all rollouts score alike and no group has a signal")
     return notes
 
 

@@ -1,7 +1,8 @@
 """The configuration of a run: one pydantic tree. Imports no torch, ray or vllm."""
 
-from pods_cluster.config.load import ConfigError, build_config, dump_config, load_config, parse_config
-from pods_cluster.config.model_data import DataConfig, EvalDataConfig, ModelConfig, RewardConfig, ScoringConfig
+from pods_cluster.config.base import ConfigError
+from pods_cluster.config.load import build_config, dump_config, load_config, parse_config
+from pods_cluster.config.model_data import DataConfig, EvalDataConfig, ModelConfig
 from pods_cluster.config.pools import (
     AdvantageConfig,
     CorrectionConfig,
@@ -12,6 +13,7 @@ from pods_cluster.config.pools import (
     SelectorConfig,
     WeightsConfig,
 )
+from pods_cluster.config.reward import RewardConfig, RewardConfigError, ScoringConfig
 from pods_cluster.config.run_settings import CheckpointConfig, ClusterConfig, EvalConfig, RunConfig
 from pods_cluster.config.tree import Config
 
@@ -31,6 +33,7 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "RewardConfig",
+    "RewardConfigError",
     "RunConfig",
     "ScoringConfig",
     "SelectorConfig",

@@ -1,4 +1,4 @@
-"""What every section of the configuration has in common."""
+"""The base class of every section of the configuration, and the error that a bad configuration raises."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import typing
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be run. The text names each field, its value and the fix."""
 
 
 class Section(BaseModel):

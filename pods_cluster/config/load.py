@@ -12,11 +12,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from pods_cluster.config.base import ConfigError
 from pods_cluster.config.tree import Config
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be run. The text names each field, its value and the fix."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

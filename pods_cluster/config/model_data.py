@@ -1,10 +1,10 @@
-"""The model and the data: what is trained, on which prompts, against which rewards."""
+"""The `model` and `data` sections: what is trained, and on which prompts."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pods_cluster.config.base import Section
 
@@ -78,43 +78,3 @@ class DataConfig(Section):
         if ("\n" in value or "{" in value) and "{prompt}" not in value:
             raise ValueError(f"{value!r} has no place `{{prompt}}`; add it where the row's prompt goes")
         return value
-
-
-class RewardConfig(Section):
-    """One reward; the rollout's reward is the weighted sum of all."""
-
-    name: str = Field(min_length=1)
-    """A built-in reward (`pods rewards` lists them), `package.module:function` or `path/to/file.py:function`."""
-    label: str | None = Field(default=None, min_length=1)
-    """Name in metrics and samples; left out: the reward's (a user function's) own."""
-    weight: float = 1.0
-    """Factor of this reward in the sum; 0 reports it without training on it."""
-    style: Literal["auto", "trl", "verl"] = "auto"
-    """Calling convention of a user function: TRL's `f(prompts, completions, **columns)` or verl's
-    `compute_score(...)`."""
-    timeout: float = Field(default=10.0, gt=0)
-    """Seconds after which a scorer process that has not answered is killed, and the reward counted as missing."""
-    range: tuple[float, float] | None = None
-    """Lowest and highest value of a user function; built-in rewards declare theirs."""
-    none: Literal["missing", "skip"] = "missing"
-    """What a None from the function means: the reward is missing (the rollout is excluded), or it does not apply
-    (0)."""
-    batch: int = Field(default=1, ge=1)
-    """Most completions in one call of a user function; 1 scores each as soon as it ends."""
-    completions: Literal["auto", "text", "messages"] = "auto"
-    """What a TRL function gets: texts, chat messages, or messages where the prompt is a chat."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments handed to the reward."""
-
-    @model_validator(mode="after")
-    def _range_is_ordered(self) -> RewardConfig:
-        if self.range is not None and self.range[0] >= self.range[1]:
-            raise ValueError(f"range: {list(self.range)} is not [lowest, highest]; swap or widen it")
-        return self
-
-
-class ScoringConfig(Section):
-    """The scorer processes beside each generator."""
-
-    workers: int = Field(default=1, ge=1)
-    """Scorer processes for each generator worker."""

@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from pods_cluster.config.base import Section
-from pods_cluster.config.model_data import DataConfig, ModelConfig, RewardConfig, ScoringConfig
+from pods_cluster.config.model_data import DataConfig, ModelConfig
 from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
+from pods_cluster.config.reward import RewardConfig, ScoringConfig, check_sum
 from pods_cluster.config.run_settings import ClusterConfig, RunConfig
 from pods_cluster.config.vllm_options import split_options
 
@@ -46,6 +47,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
+        check_sum(self.reward)
         n, m = self.generator.rollouts_per_prompt, self.selector.keep
         if m > n:
             raise ValueError(

@@ -78,13 +78,12 @@ class GeneratorWorker:
 
         from pods_cluster.generation.engines.factory import make_engine
         from pods_cluster.scoring import ScorerPool
-        from pods_cluster.scoring.from_config import reward_specs
 
         threads = self.config.generator.threads
         torch.set_num_threads(threads or max(1, int(self.config.generator.cpus_per_worker)))
         model = self.config.model
         with ThreadPoolExecutor(1) as pool:
-            scorers = pool.submit(ScorerPool, reward_specs(self.config.reward), self.config.scoring.workers)
+            scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring.workers)
             try:
                 tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
                 engine = make_engine(self.config, tokenizer)

@@ -8,7 +8,6 @@ from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.run.stages import Generators
-from pods_cluster.scoring.from_config import reward_specs
 from pods_cluster.types import Prompt, SamplingParams
 
 
@@ -55,7 +54,7 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
 def accuracy_reward(config: Config) -> str:
     """Label of the reward that says whether a completion is correct: the first with a positive weight."""
     reward = next((reward for reward in config.reward if reward.weight > 0), config.reward[0])
-    return reward_specs([reward])[0].key
+    return reward.key
 
 
 def _correct(row: Any, config: Config) -> list[bool]:

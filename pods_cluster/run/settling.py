@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pods_cluster.config import Config, ConfigError
-from pods_cluster.scoring.from_config import reward_specs
 from pods_cluster.scoring.reward_registry import declared_range
 from pods_cluster.scoring.total_reward import total_range
 from pods_cluster.selection.rule_registry import resolve
@@ -25,13 +24,12 @@ def settling_of(config: Config) -> Settling | None:
             f"state; give the function an attribute `settled` (rewards, m, low, high, tolerance) -> bool, "
             f"or set selector.settle: off"
         )
-    specs = reward_specs(config.reward)
-    ends = total_range(specs)
+    ends = total_range(config.reward)
     if ends is None:
-        at = next(i for i, spec in enumerate(specs) if spec.weight and declared_range(spec) is None)
+        at = next(i for i, reward in enumerate(config.reward) if reward.weight and declared_range(reward) is None)
         raise ConfigError(
             f"selector.settle: {selector.settle} needs to know how high and low rewards can get, but "
-            f"reward.{at}.name: {specs[at].name!r} declares no range; add reward.{at}.range: [lowest, highest], "
+            f"reward.{at}.name: {config.reward[at].name!r} declares no range; add reward.{at}.range: [lowest, highest], "
             f"or set selector.settle: off"
         )
     try:

@@ -12,92 +12,99 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pods_cluster.config import RewardConfig, RewardConfigError
+from pods_cluster.config.reward import check_sum
 from pods_cluster.scoring.builtin import BUILTINS
 from pods_cluster.scoring.calling import CallBatch, call_builtin, call_trl, call_verl, detect_style, needed_columns
-from pods_cluster.scoring.spec import RewardConfigError, RewardSpec, check_specs
 
 
-def declared_range(spec: RewardSpec) -> tuple[float, float] | None:
-    """The range that the config or the built-in declares, or None (a user function without one)."""
-    if spec.range is not None:
-        return spec.range
-    builtin = BUILTINS.get(spec.name)
+def declared_range(reward: RewardConfig) -> tuple[float, float] | None:
+    """The (lowest, highest) value that the configuration or the built-in declares; None where neither does."""
+    if reward.range is not None:
+        return reward.range
+    builtin = BUILTINS.get(reward.name)
     return None if builtin is None else builtin.range
 
 
-def check_rewards(specs: Sequence[RewardSpec], columns: Collection[str] | None = None) -> None:
-    """Checks values, built-in names and options without importing user code. Raises RewardConfigError.
+def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | None = None) -> None:
+    """Check the sum, built-in names and their options, without importing user code. Raises RewardConfigError.
 
-    `columns` are the dataset's, with `answer` among them when the rows have one.
+    `columns` are those of the dataset, `answer` among them when the rows have one; None where they are not known.
     """
-    check_specs(specs)
-    for index, spec in enumerate(specs):
-        where = f"reward[{index}]"
-        if ":" in spec.name:
+    check_sum(rewards)
+    for index, reward in enumerate(rewards):
+        if ":" in reward.name:
             continue
-        builtin = BUILTINS.get(spec.name)
+        builtin = BUILTINS.get(reward.name)
         if builtin is None:
-            close = difflib.get_close_matches(spec.name, BUILTINS, n=1)
-            known = f"did you mean {close[0]!r}? " if close else ""
+            close = difflib.get_close_matches(reward.name, BUILTINS, n=1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
             raise RewardConfigError(
-                f"{where}.name",
-                spec.name,
-                "no built-in reward has this name",
-                f"{known}Built-in: {', '.join(sorted(BUILTINS))}; your own: module:function or file.py:function",
+                index,
+                "name",
+                reward.name,
+                "is no built-in reward",
+                f"{guess}built-in are {', '.join(sorted(BUILTINS))}; "
+                "your own is written as module:function or file.py:function",
             )
-        _check_options(builtin.function, spec, where, skip=len(builtin.reads))
+        _check_options(builtin.function, reward, index, skip=len(builtin.reads))
         if columns is not None and "answer" in builtin.reads and "answer" not in columns:
             raise RewardConfigError(
-                f"{where}.name",
-                spec.name,
-                "it compares with the row's answer, and the rows have none",
-                "Name the answer's column in data.answer",
+                index,
+                "name",
+                reward.name,
+                "compares with the row's answer, and the rows have none",
+                "name the answer's column in data.answer",
             )
 
 
-def load_reward(spec: RewardSpec, index: int, columns: Collection[str] | None = None) -> CallBatch:
-    """Imports and prepares reward `index` of the config; runs in the scorer process.
+def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | None = None) -> CallBatch:
+    """Import and prepare reward `index` of the configuration; runs in the scorer process.
 
     Returns a function from a list of `ScoreRequest` to a list of raw results. Raises RewardConfigError.
     """
-    where = f"reward[{index}]"
-    if ":" not in spec.name:
-        builtin = BUILTINS[spec.name]
+    if ":" not in reward.name:
+        builtin = BUILTINS[reward.name]
         if builtin.warm_up is not None:
             builtin.warm_up()
-        return call_builtin(builtin.function, builtin.reads, spec.options)
-    function = _load_function(spec, where)
-    style = detect_style(function) if spec.style == "auto" else spec.style
+        return call_builtin(builtin.function, builtin.reads, reward.options)
+    function = _load_function(reward, index)
+    style = detect_style(function) if reward.style == "auto" else reward.style
     if style is None:
         raise RewardConfigError(
-            f"{where}.style",
-            spec.style,
-            f"the parameters of {spec.name} are neither those of TRL (prompts, completions, **columns) nor those of "
-            "verl (data_source, solution_str, ground_truth, extra_info)",
-            "Rename its parameters, or set style: trl or style: verl",
+            index,
+            "style",
+            reward.style,
+            f"fits no convention: the parameters of {reward.name} are neither those of TRL (prompts, completions, "
+            "**columns) nor those of verl (data_source, solution_str, ground_truth, extra_info)",
+            "rename its parameters, or set style: trl or style: verl",
         )
-    _check_options(function, spec, where, skip=0)
-    missing = needed_columns(function, style, spec.options) - set(columns) if columns is not None else set()
+    _check_options(function, reward, index, skip=0)
+    missing = needed_columns(function, style, reward.options) - set(columns) if columns is not None else set()
     if missing:
         raise RewardConfigError(
-            f"{where}.name",
-            spec.name,
-            f"it needs the column {', '.join(sorted(missing))}, which the rows do not have",
-            f"The rows have: {', '.join(sorted(columns or ())) or 'none'}. Rename the parameter or add the column",
+            index,
+            "name",
+            reward.name,
+            f"needs the column {', '.join(sorted(missing))}, which the rows do not have",
+            f"they have {', '.join(sorted(columns or ())) or 'none'}; rename the parameter or add the column",
         )
-    return call_trl(function, spec.options, spec.completions) if style == "trl" else call_verl(function, spec.options)
+    if style == "trl":
+        return call_trl(function, reward.options, reward.completions)
+    return call_verl(function, reward.options)
 
 
-def _load_function(spec: RewardSpec, where: str) -> Callable[..., Any]:
-    source, _, name = spec.name.rpartition(":")
+def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
+    source, _, name = reward.name.rpartition(":")
     try:
         module = _load_file(Path(source).expanduser()) if source.endswith(".py") else importlib.import_module(source)
     except BaseException as error:  # user code at import may raise anything, SystemExit included
         raise RewardConfigError(
-            f"{where}.name",
-            spec.name,
-            f"importing {source} failed: {describe_error(error)}",
-            "Fix the import; the folder must be on the import path of every node (ray job submit --working-dir)",
+            index,
+            "name",
+            reward.name,
+            f"cannot be used: importing {source} failed: {describe_error(error)}",
+            "fix the import; its folder must be on the import path of every node (ray job submit --working-dir)",
         ) from error
     function: Any = module
     for part in name.split("."):
@@ -105,10 +112,11 @@ def _load_function(spec: RewardSpec, where: str) -> Callable[..., Any]:
     if not callable(function):
         close = difflib.get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
         raise RewardConfigError(
-            f"{where}.name",
-            spec.name,
-            f"{source} has no function {name!r}",
-            f"Did you mean {close[0]!r}?" if close else "Name a function of that module",
+            index,
+            "name",
+            reward.name,
+            f"cannot be used: {source} has no function {name!r}",
+            f"did you mean {close[0]!r}?" if close else "name a function of that module",
         )
     return function
 
@@ -118,7 +126,7 @@ def _load_file(path: Path) -> ModuleType:
         raise FileNotFoundError(f"no such file: {path.resolve()}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # for the modules that lie beside it
+        sys.path.append(folder)  # so that the file can import its neighbours
     name = f"pods_reward_{abs(hash(str(path.resolve()))):x}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
@@ -129,24 +137,32 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _check_options(function: Callable[..., Any], spec: RewardSpec, where: str, skip: int) -> None:
-    """Refuses options that the function does not take; for a built-in also those that it needs and lacks."""
+def _check_options(function: Callable[..., Any], reward: RewardConfig, index: int, skip: int) -> None:
+    """Refuse options that the function does not take; for a built-in also missing ones (`skip` > 0).
+
+    The first `skip` parameters are what a built-in reads of a request, not options.
+    """
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     names = [parameter.name for parameter in parameters]
-    for option, value in spec.options.items():
+    for option, value in reward.options.items():
         if option not in names:
             raise RewardConfigError(
-                f"{where}.options.{option}",
+                index,
+                f"options.{option}",
                 value,
-                f"{spec.name} has no such option",
-                f"Its options: {', '.join(names) or 'none'}",
+                f"is no option of {reward.name}",
+                f"it takes {', '.join(names) or 'none'}",
             )
     for parameter in parameters if skip else ():
-        if parameter.default is parameter.empty and parameter.name not in spec.options:
+        if parameter.default is parameter.empty and parameter.name not in reward.options:
             raise RewardConfigError(
-                f"{where}.options.{parameter.name}", None, f"{spec.name} needs it", "Give it a value"
+                index,
+                f"options.{parameter.name}",
+                None,
+                f"is no value: {reward.name} needs this option",
+                "add it",
             )
 
 

@@ -1,26 +1,12 @@
-"""What goes to the scorers and what comes back."""
+"""The request that goes to the scorers, and the score that comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-
-class FailureKind(StrEnum):
-    """Why a reward has no value for a rollout."""
-
-    TIMEOUT = "timeout"  # ran past its time and was killed
-    ERROR = "error"  # raised, or returned something that is no number
-    DIED = "died"  # took its process down
-    NONE = "none"  # returned None where None is no answer
-    NAN = "nan"
-    INFINITE = "infinite"
-    LENGTH = "length"  # returned a list of another length than the completions
-    RANGE = "range"  # returned a value outside the range that it declares
-    START = "start"  # its process could not be started again
-    CLOSED = "closed"  # the pool was closed before it ran
+from pods_cluster.types import FailureKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A pool of scorer processes: rewards of finished rollouts, whatever the reward functions do.
+"""A pool of scorer processes: it computes the rewards of finished rollouts, whatever the reward functions do.
 
 Every request is scored alone, in order of arrival; several that wait travel in one message. A reward that raises,
 hangs, dies or returns nonsense costs its own rollout that part and is counted under its name; all others go on.
@@ -14,13 +14,19 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.scoring.reward_registry import check_rewards
-from pods_cluster.scoring.score import FailureKind, Score, ScoreFailure, ScoreRequest
+from pods_cluster.scoring.score import Score, ScoreFailure, ScoreRequest
 from pods_cluster.scoring.scorer_main import Result
 from pods_cluster.scoring.scorer_process import Call, ScorerLost, ScorerProcess, ScorerStartError
 from pods_cluster.scoring.scorer_stats import ScorerStats, StatsCounter
-from pods_cluster.scoring.spec import RewardConfigError, RewardSpec
 from pods_cluster.scoring.total_reward import combine
+from pods_cluster.types import FailureKind
+
+IDLE_SECONDS = 60.0
+"""How long a thread without work sleeps before it looks again; a request or `close` wakes it at once."""
+START_GRACE_SECONDS = 30.0
+"""Time beyond `start_timeout_s` for killing a process that did not start and for reading its end."""
 
 
 @dataclass(slots=True)
@@ -35,8 +41,7 @@ class _Job:
 class ScorerPool:
     """Scores requests in `workers` processes. Usable from any thread; starts no process by fork.
 
-    specs: the rewards; every request gets all of them.
-    timeout_s: seconds for one call of one reward, where its spec states none.
+    rewards: every request gets all of them; one call of a reward may take its `timeout`.
     start_timeout_s: seconds for a process to load all rewards (user imports included), apart from any call.
     columns: the dataset's columns (`answer` included), to refuse at start a reward that needs another one.
     max_batch: most requests in one message to a process.
@@ -47,46 +52,49 @@ class ScorerPool:
 
     def __init__(
         self,
-        specs: Sequence[RewardSpec],
+        rewards: Sequence[RewardConfig],
         workers: int = 1,
-        timeout_s: float = 10.0,
         *,
         start_timeout_s: float = 60.0,
         columns: Collection[str] | None = None,
         max_batch: int = 64,
         samples: int = 3,
     ) -> None:
-        check_rewards(specs, columns)
+        check_rewards(rewards, columns)
         for name, value in (("workers", workers), ("max_batch", max_batch)):
             if value < 1:
-                raise ValueError(f"{name} = {value}: must be at least 1")
-        for name, seconds in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{name} = {seconds}: must be a finite number of seconds above 0")
-        self._specs = tuple(specs)
-        self._chunk = max(spec.batch for spec in specs)
+                raise ValueError(f"{name}: {value} must be at least 1")
+        if not (math.isfinite(start_timeout_s) and start_timeout_s > 0):
+            raise ValueError(f"start_timeout_s: {start_timeout_s} must be a finite number of seconds above 0")
+        self._rewards = tuple(rewards)
+        self._chunk = max(reward.batch for reward in rewards)
         self._max_batch = max(max_batch, self._chunk)
-        self._stats = StatsCounter([spec.key for spec in specs], samples)
+        self._stats = StatsCounter([reward.key for reward in rewards], samples)
         self._queue: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._processes = [ScorerProcess(specs, columns, timeout_s, start_timeout_s) for _ in range(workers)]
+        self._processes = [ScorerProcess(rewards, columns, start_timeout_s) for _ in range(workers)]
         started: list[Future[None]] = [Future() for _ in range(workers)]
         self._threads = [
-            threading.Thread(target=self._own, args=pair, name=f"scorer-{index}", daemon=True)
+            threading.Thread(target=self._serve, args=pair, name=f"scorer-{index}", daemon=True)
             for index, pair in enumerate(zip(self._processes, started, strict=True))
         ]
         for thread in self._threads:
             thread.start()
         try:
             for future in started:
-                future.result(start_timeout_s + 30.0)
+                future.result(start_timeout_s + START_GRACE_SECONDS)
+        except TimeoutError:
+            self.close()
+            raise ScorerStartError(
+                f"a scorer process did not start within {start_timeout_s + START_GRACE_SECONDS:g} s"
+            ) from None
         except BaseException:
             self.close()
             raise
 
     def submit(self, request: ScoreRequest, callback: Callable[[Future[Score]], object] | None = None) -> Future[Score]:
-        """Queues one rollout; its Score comes as soon as its own rewards have run. Never blocks.
+        """Queue one rollout; its Score comes as soon as its own rewards have run. Never blocks.
 
         `callback` gets the done future, in a thread of the pool. The future raises nothing of its own: what fails is
         in the Score. Raises TypeError when a column cannot be pickled, RuntimeError after close().
@@ -94,7 +102,7 @@ class ScorerPool:
         future: Future[Score] = Future()
         if callback is not None:
             future.add_done_callback(callback)
-        job = _Job(_pickled(request), future, waiting=len(self._specs))
+        job = _Job(_pickled(request), future, waiting=len(self._rewards))
         with self._changed:
             if self._closed:
                 raise RuntimeError("the scorer pool is closed")
@@ -108,11 +116,11 @@ class ScorerPool:
         return len(self._queue)
 
     def stats(self) -> ScorerStats:
-        """Counts so far, by reward and kind of failure, with samples of the messages."""
+        """Return the counts so far, by reward and kind of failure, with samples of the messages."""
         return self._stats.read()
 
     def close(self) -> None:
-        """Kills the processes. What was not scored gets a Score whose failures say `closed`."""
+        """Kill the processes. What was not scored gets a Score whose failures say `closed`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -128,8 +136,8 @@ class ScorerPool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _own(self, process: ScorerProcess, started: Future[None]) -> None:
-        """Life of the thread that owns one process. (The process dies with this thread.)"""
+    def _serve(self, process: ScorerProcess, started: Future[None]) -> None:
+        """Run the thread that owns one process. (The process dies with this thread.)"""
         try:
             process.start()
             started.set_result(None)
@@ -137,7 +145,7 @@ class ScorerPool:
             started.set_exception(error)
             return
         try:
-            while jobs := self._take():
+            while jobs := self._next_jobs():
                 try:
                     self._score(process, jobs)
                 except Exception as error:  # a fault of ours must not leave anyone waiting
@@ -148,34 +156,37 @@ class ScorerPool:
         finally:
             process.kill()
 
-    def _take(self) -> list[_Job]:
-        """The next requests, a fair share of the queue; after close() those left are failed. Empty: no more work."""
-        with self._changed:
-            while not self._queue and not self._closed:
-                self._changed.wait()
-            share = math.ceil(len(self._queue) / len(self._processes))
-            size = len(self._queue) if self._closed else min(self._max_batch, max(share, self._chunk))
-            taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
-            closed = self._closed
-        jobs = [job for job in taken if job.future.set_running_or_notify_cancel()]
-        if closed:
-            self._fail(jobs, self._plan(len(jobs)), FailureKind.CLOSED, "the scorer pool was closed")
-            return []
-        return jobs if jobs else self._take()
+    def _next_jobs(self) -> list[_Job]:
+        """Wait for requests and take a fair share of the queue. After close() fail what is left and return nothing."""
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait(IDLE_SECONDS)
+                closed = self._closed
+                share = math.ceil(len(self._queue) / len(self._processes))
+                size = len(self._queue) if closed else min(self._max_batch, max(share, self._chunk))
+                taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+            jobs = [job for job in taken if job.future.set_running_or_notify_cancel()]
+            if closed:
+                self._fail(jobs, self._calls(len(jobs)), FailureKind.CLOSED, "the scorer pool was closed")
+                return []
+            if jobs:
+                return jobs
 
-    def _plan(self, rows: int) -> list[Call]:
-        """All calls for `rows` requests, such that the first requests are done first."""
+    def _calls(self, rows: int) -> list[Call]:
+        """List all calls for `rows` requests, in an order that finishes the first requests first."""
         calls: list[Call] = []
         for first in range(0, rows, self._chunk):
             last = min(first + self._chunk, rows)
-            for reward, spec in enumerate(self._specs):
-                calls += [(reward, tuple(range(i, min(i + spec.batch, last)))) for i in range(first, last, spec.batch)]
+            for index, reward in enumerate(self._rewards):
+                starts = range(first, last, reward.batch)
+                calls += [(index, tuple(range(start, min(start + reward.batch, last)))) for start in starts]
         return calls
 
     def _score(self, process: ScorerProcess, jobs: list[_Job]) -> None:
-        """Runs every call; a call that fails for several rows is made again row by row, to find the bad one."""
+        """Run every call; a call that fails for several rows is made again row by row, to find the bad one."""
         payloads = [job.payload for job in jobs]
-        calls = self._plan(len(jobs))
+        calls = self._calls(len(jobs))
         while calls:
             again: list[Call] = []
             if not process.alive:
@@ -189,30 +200,30 @@ class ScorerPool:
             done = 0
             try:
                 for results in process.run(payloads, calls):
-                    again += self._settle(jobs, calls[done], results)
+                    again += self._record(jobs, calls[done], results)
                     done += 1
             except ScorerLost as lost:
                 kind = FailureKind.CLOSED if self._closed else lost.kind
                 reward, rows = calls[done]
-                again += self._settle(jobs, (reward, rows), [(None, kind, lost.message)] * len(rows))
+                again += self._record(jobs, (reward, rows), [(None, kind, lost.message)] * len(rows))
                 done += 1
             calls = again + calls[done:]
 
-    def _settle(self, jobs: list[_Job], call: Call, results: list[Result]) -> list[Call]:
-        """Records the results of one call, or splits it when the call as a whole failed on several rows."""
-        reward, rows = call
+    def _record(self, jobs: list[_Job], call: Call, results: list[Result]) -> list[Call]:
+        """Record the results of one call, or return it split when the call as a whole failed on several rows."""
+        index, rows = call
         whole = (FailureKind.ERROR, FailureKind.LENGTH, FailureKind.TIMEOUT, FailureKind.DIED)
         if len(rows) > 1 and len({(kind, text) for _, kind, text in results}) == 1 and results[0][1] in whole:
-            return [(reward, (row,)) for row in rows]
-        spec = self._specs[reward]
+            return [(index, (row,)) for row in rows]
+        reward = self._rewards[index]
         for row, (value, kind, message) in zip(rows, results, strict=True):
             job = jobs[row]
-            job.parts[spec.key] = value
-            if kind is FailureKind.NONE and spec.none == "skip":
-                self._stats.skipped(spec.key)
+            job.parts[reward.key] = value
+            if kind is FailureKind.NONE and reward.none == "skip":
+                self._stats.skipped(reward.key)
             elif kind is not None:
-                job.failures.append(ScoreFailure(kind, spec.key, message))
-                self._stats.failed(spec.key, kind, message)
+                job.failures.append(ScoreFailure(kind, reward.key, message))
+                self._stats.failed(reward.key, kind, message)
             job.waiting -= 1
             if job.waiting == 0:
                 self._finish(job)
@@ -221,11 +232,11 @@ class ScorerPool:
     def _fail(self, jobs: list[_Job], calls: Sequence[Call], kind: FailureKind, message: str) -> None:
         for reward, rows in calls:
             for row in rows:
-                self._settle(jobs, (reward, (row,)), [(None, kind, message)])
+                self._record(jobs, (reward, (row,)), [(None, kind, message)])
 
     def _finish(self, job: _Job) -> None:
-        parts = {spec.key: job.parts[spec.key] for spec in self._specs}  # in the order of the config
-        total = combine(self._specs, parts, {failure.reward for failure in job.failures})
+        parts = {reward.key: job.parts[reward.key] for reward in self._rewards}  # in the order of the config
+        total = combine(self._rewards, parts, {failure.reward for failure in job.failures})
         self._stats.scored(total is not None)
         job.future.set_result(Score(total, parts, tuple(job.failures)))
 

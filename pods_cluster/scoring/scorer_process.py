@@ -1,4 +1,4 @@
-"""One scorer process, seen from the thread that owns it: start, calls with deadlines, kill."""
+"""One scorer process as its owner thread handles it: start, calls with deadlines, kill."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from pods_cluster.scoring.channel import Channel
-from pods_cluster.scoring.score import FailureKind
-from pods_cluster.scoring.scorer_main import Result
-from pods_cluster.scoring.spec import RewardConfigError, RewardSpec
+from pods_cluster.config import RewardConfig, RewardConfigError
+from pods_cluster.scoring.scorer_main import Channel, Result
+from pods_cluster.types import FailureKind
 
 # A plain interpreter, not multiprocessing: that would import the parent's main module (in a Ray worker: ray) again.
 _BOOT = (
@@ -24,8 +23,13 @@ _BOOT = (
     "from pods_cluster.scoring.scorer_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
-# (reward, indices of the rows): one call of one reward function.
 Call = tuple[int, tuple[int, ...]]
+"""One call of one reward function: index of the reward, indices of the rows that it scores."""
+
+SEND_SECONDS = 30.0
+"""Deadline for handing calls to an idle process: it reads at once, unless the machine is stopped."""
+REAP_SECONDS = 10.0
+"""How long the end of a killed process is waited for."""
 
 
 class ScorerStartError(RuntimeError):
@@ -41,14 +45,13 @@ class ScorerLost(Exception):
 
 
 class ScorerProcess:
-    """At most one live process at a time. Only its owner thread calls it, except `kill`, which any thread may."""
+    """Owns at most one live process at a time. Only its owner thread calls it, except `close`, which any thread may."""
 
     def __init__(
-        self, specs: Sequence[RewardSpec], columns: Collection[str] | None, timeout_s: float, start_timeout_s: float
+        self, rewards: Sequence[RewardConfig], columns: Collection[str] | None, start_timeout_s: float
     ) -> None:
-        self._specs = list(specs)
+        self._rewards = list(rewards)
         self._columns = columns
-        self._timeouts = [spec.timeout_s or timeout_s for spec in specs]
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -64,13 +67,13 @@ class ScorerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts a process and waits until every reward is loaded. Raises RewardConfigError or ScorerStartError."""
+        """Start a process and wait until every reward is loaded. Raises RewardConfigError or ScorerStartError."""
         self.kill()
         channel = self._spawn()
         deadline = time.monotonic() + self._start_timeout_s
         loading = 0
         try:
-            channel.send((self._specs, self._columns), self._start_timeout_s)
+            channel.send((self._rewards, self._columns), self._start_timeout_s)
             while True:
                 what, value = channel.receive(max(0.0, deadline - time.monotonic()))
                 if what == "ready":
@@ -81,40 +84,43 @@ class ScorerProcess:
                 loading = value
         except TimeoutError:
             self.kill()
-            raise self._start_error(loading, f"it was not loaded within {self._start_timeout_s:g} s") from None
+            raise self._start_error(loading, f"was not loaded within {self._start_timeout_s:g} s") from None
         except EOFError:
-            end = self._end()
+            end = self._how_it_ended()
             self.kill()
-            raise self._start_error(loading, f"its process ended while loading it: {end}") from None
+            raise self._start_error(loading, f"ended its process while it was loaded: {end}") from None
 
     def run(self, payloads: Sequence[bytes], calls: Sequence[Call]) -> Iterator[list[Result]]:
-        """Runs `calls` in order, yielding each one's results. ScorerLost concerns the next call not yielded."""
+        """Run `calls` in order and yield the results of each.
+
+        `payloads` are pickled requests, one a row. Raises ScorerLost when the process hangs or dies: that concerns the
+        first call that was not yielded.
+        """
         channel = self._channel
         assert channel is not None, "start() comes first"
         try:
-            # The child is idle and reads at once: the deadline here is for a stopped machine only.
-            channel.send((payloads, calls), 30.0)
+            channel.send((payloads, calls), SEND_SECONDS)
         except (EOFError, TimeoutError):
-            end = self._end()
+            end = self._how_it_ended()
             self.kill()
             raise ScorerLost(FailureKind.DIED, end) from None
         for reward, _ in calls:
-            timeout_s = self._timeouts[reward]
+            timeout_s = self._rewards[reward].timeout
             try:
                 results = channel.receive(timeout_s)
             except TimeoutError:
                 gone = not self.alive
-                end = self._end() if gone else f"no result within {timeout_s:g} s; its process was killed"
+                end = self._how_it_ended() if gone else f"no result within {timeout_s:g} s; its process was killed"
                 self.kill()
                 raise ScorerLost(FailureKind.DIED if gone else FailureKind.TIMEOUT, end) from None
             except EOFError:
-                end = self._end()
+                end = self._how_it_ended()
                 self.kill()
                 raise ScorerLost(FailureKind.DIED, end) from None
             yield results
 
     def kill(self) -> None:
-        """Kills the process and all that it started (its process group), and reaps it."""
+        """Kill the process and all that it started (its process group), and reap it."""
         with self._lock:
             if self._process is not None:
                 try:
@@ -122,13 +128,13 @@ class ScorerProcess:
                 except (ProcessLookupError, PermissionError):
                     self._process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: waiting gains nothing
-                    self._process.wait(10.0)
+                    self._process.wait(REAP_SECONDS)
             if self._channel is not None:
                 self._channel.close()
             self._process = self._channel = None
 
     def close(self) -> None:
-        """Kills the process and refuses another start."""
+        """Kill the process and refuse another start."""
         self._closed = True
         with self._lock:
             if self._process is not None and self._process.poll() is None:
@@ -156,8 +162,8 @@ class ScorerProcess:
         finally:
             theirs.close()
 
-    def _end(self) -> str:
-        """How the process ended."""
+    def _how_it_ended(self) -> str:
+        """The end of the process in words, such as its exit code."""
         process = self._process
         if process is None:
             return "its process was killed"
@@ -173,6 +179,4 @@ class ScorerProcess:
             return f"its process was ended by signal {-code}"
 
     def _start_error(self, index: int, problem: str) -> RewardConfigError:
-        return RewardConfigError(
-            f"reward[{index}].name", self._specs[index].name, problem, "See the scorer's output above"
-        )
+        return RewardConfigError(index, "name", self._rewards[index].name, problem, "see the scorer's output above")

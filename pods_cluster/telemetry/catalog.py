@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from pods_cluster.telemetry.metric_registry import Kind, Metric, Registry
-from pods_cluster.types import Fate
+from pods_cluster.types import FailureKind, Fate
 
 GAUGE, COUNT, COUNTER = Kind.GAUGE, Kind.COUNT, Kind.COUNTER
 
@@ -124,7 +124,7 @@ _GROUPS = (
 
 _SCORING = (
     Metric("scoring/failures/<kind>/<reward>", "rollouts", "Scorings by this reward that gave no number.", COUNT,
-           choices={"kind": ("error", "timeout", "none", "nan", "infinite", "crashed", "range")}),
+           choices={"kind": tuple(kind.value for kind in FailureKind)}),
     Metric("rollouts/excluded", "rollouts", "Finished rollouts left out of selection: no valid reward.", COUNT),
     Metric("rollouts/excluded/<reason>", "rollouts", "The same by reason.", COUNT,
            choices={"reason": ("missing", "nan", "infinite")}),

@@ -12,7 +12,16 @@ from concurrent.futures import as_completed, wait
 
 import pytest
 
-from pods_cluster.scoring import FailureKind, RewardConfigError, RewardSpec, Score, ScoreRequest, ScorerPool
+from pods_cluster.config import RewardConfigError
+from pods_cluster.generation.engine import EngineStats
+from pods_cluster.generation.messages import WorkerStats
+from pods_cluster.generation.pool_stats import counters
+from pods_cluster.scoring import Score, ScoreRequest, ScorerPool, ScorerStartError, ScorerStats, scorer_pool
+from pods_cluster.scoring.scorer_process import ScorerProcess
+from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.types import FailureKind
+from tests.scoring.support import reward
 
 USER = '''
 import math, os, signal, time
@@ -87,7 +96,7 @@ def gone(pid: int) -> bool:
 
 
 def test_scores_are_weighted_sums_with_their_parts():
-    specs = [RewardSpec("math_answer"), RewardSpec("tag_count", weight=0.1)]
+    specs = [reward("math_answer"), reward("tag_count", weight=0.1)]
     with ScorerPool(specs) as pool:
         texts = ["<answer>1/2</answer>", "\\boxed{3}"]
         scores = [pool.submit(request(text, answer="\\frac{2}{4}")).result(30) for text in texts]
@@ -118,8 +127,8 @@ def test_scores_are_weighted_sums_with_their_parts():
     ],
 )
 def test_a_reward_that_fails_is_counted_and_named_and_the_next_request_is_served(user, completion, kind, says):
-    specs = [RewardSpec("tag_count"), RewardSpec(f"{user}:moody", range=(0.0, 1.0)), RewardSpec("boxed_format")]
-    with ScorerPool(specs, timeout_s=3.0) as pool:
+    moody = reward(f"{user}:moody", range=(0.0, 1.0), timeout=3.0)
+    with ScorerPool([reward("tag_count"), moody, reward("boxed_format")]) as pool:
         bad, good = pool.submit(request(completion)), pool.submit(request("\\boxed{1}"))
         score = bad.result(60)
         assert good.result(60) == Score(2.0, {"tag_count": 0.0, "moody": 1.0, "boxed_format": 1.0})
@@ -136,7 +145,7 @@ def test_a_reward_that_fails_is_counted_and_named_and_the_next_request_is_served
 
 
 def test_a_failing_reward_of_weight_zero_does_not_take_the_total(user):
-    specs = [RewardSpec("tag_count"), RewardSpec(f"{user}:moody", weight=0.0)]
+    specs = [reward("tag_count"), reward(f"{user}:moody", weight=0.0)]
     with ScorerPool(specs) as pool:
         score = pool.submit(request("exit")).result(60)
     assert score.total == 0.0
@@ -144,7 +153,7 @@ def test_a_failing_reward_of_weight_zero_does_not_take_the_total(user):
 
 
 def test_none_may_mean_that_a_reward_does_not_apply(user):
-    specs = [RewardSpec("boxed_format"), RewardSpec(f"{user}:moody", none="skip")]
+    specs = [reward("boxed_format"), reward(f"{user}:moody", none="skip")]
     with ScorerPool(specs) as pool:
         none, error = pool.submit(request("none")).result(60), pool.submit(request("raise")).result(60)
     assert none == Score(0.0, {"boxed_format": 0.0, "moody": None})
@@ -153,13 +162,13 @@ def test_none_may_mean_that_a_reward_does_not_apply(user):
 
 
 def test_a_function_that_returns_a_single_number_is_told(user):
-    with ScorerPool([RewardSpec(f"{user}:number")]) as pool:
+    with ScorerPool([reward(f"{user}:number")]) as pool:
         (failure,) = pool.submit(request("a")).result(60).failures
     assert "expected a list of 1 numbers" in failure.message
 
 
 def test_one_bad_rollout_does_not_cost_the_others_of_its_message(user):
-    with ScorerPool([RewardSpec(f"{user}:moody", timeout_s=3.0)]) as pool:
+    with ScorerPool([reward(f"{user}:moody", timeout=3.0)]) as pool:
         held = pool.submit(request("sleep 0.5"))  # so that the rest queue up and travel together
         texts = ["a", "exit", "b", "hang", "c", "raise", "d"]
         scores = [future.result(60) for future in [pool.submit(request(text)) for text in texts]]
@@ -170,7 +179,7 @@ def test_one_bad_rollout_does_not_cost_the_others_of_its_message(user):
 
 @pytest.mark.parametrize("bad", ["exit", "hang", "raise", "long list"])
 def test_a_batched_call_that_fails_is_made_again_row_by_row(user, bad):
-    with ScorerPool([RewardSpec(f"{user}:rows_in_call", batch=4), RewardSpec("tag_count")], timeout_s=3.0) as pool:
+    with ScorerPool([reward(f"{user}:rows_in_call", batch=4, timeout=3.0), reward("tag_count")]) as pool:
         held = pool.submit(request("sleep 1"))
         while pool.pending:
             time.sleep(0.01)
@@ -186,7 +195,7 @@ def test_a_batched_call_that_fails_is_made_again_row_by_row(user, bad):
 def test_a_short_rollout_is_scored_before_a_long_one_of_its_batch_ends():
     """Rollouts are submitted as they finish; the short one has its score while the long one is still generated."""
     long_may_end = threading.Event()
-    with ScorerPool([RewardSpec("exact_match")]) as pool:
+    with ScorerPool([reward("exact_match")]) as pool:
         futures = {}
 
         def generate() -> None:
@@ -206,7 +215,7 @@ def test_a_short_rollout_is_scored_before_a_long_one_of_its_batch_ends():
 
 
 def test_a_quick_score_does_not_wait_for_a_slow_one_behind_it(user):
-    with ScorerPool([RewardSpec(f"{user}:moody")]) as pool:
+    with ScorerPool([reward(f"{user}:moody")]) as pool:
         held = pool.submit(request("sleep 0.3"))
         quick, slow = pool.submit(request("quick")), pool.submit(request("sleep 3"))
         order = list(as_completed([held, quick, slow], timeout=60))
@@ -215,7 +224,7 @@ def test_a_quick_score_does_not_wait_for_a_slow_one_behind_it(user):
 
 
 def test_a_hang_in_one_worker_leaves_the_other_working(user):
-    with ScorerPool([RewardSpec(f"{user}:moody")], workers=2, timeout_s=5.0) as pool:
+    with ScorerPool([reward(f"{user}:moody", timeout=5.0)], workers=2) as pool:
         hang = pool.submit(request("hang"))
         while pool.pending:
             time.sleep(0.01)
@@ -227,7 +236,7 @@ def test_a_hang_in_one_worker_leaves_the_other_working(user):
 
 def test_callback_gets_the_score():
     seen, done = [], threading.Event()
-    with ScorerPool([RewardSpec("exact_match")]) as pool:
+    with ScorerPool([reward("exact_match")]) as pool:
         pool.submit(request("1", answer="1"), lambda future: (seen.append(future.result()), done.set()))
         assert done.wait(30)
     assert seen == [Score(1.0, {"exact_match": 1.0})]
@@ -235,8 +244,8 @@ def test_callback_gets_the_score():
 
 def test_math_that_never_ends_is_killed():
     """A symbolic comparison without end costs its rollout the reward, not the run."""
-    with ScorerPool([RewardSpec("math_answer", timeout_s=2.0)]) as pool:
-        score = pool.submit(request("\\boxed{(x+1)^{100000}}", answer="\\sqrt{2}")).result(60)
+    with ScorerPool([reward("math_answer", timeout=2.0)]) as pool:
+        score = pool.submit(request("\\boxed{(x+1)^{5000}}", answer="\\sqrt{2}")).result(60)
         assert pool.submit(request("\\boxed{2^{1/2}}", answer="\\sqrt{2}")).result(60).total == 1.0
     assert score.total is None
     assert score.failures[0].kind is FailureKind.TIMEOUT
@@ -255,17 +264,17 @@ def test_math_that_never_ends_is_killed():
 def test_a_reward_that_cannot_be_loaded_stops_the_start_with_its_cause(tmp_path, code, says):
     path = tmp_path / "bad.py"
     path.write_text(code)
-    specs = [RewardSpec("tag_count"), RewardSpec(f"{path}:f")]
+    specs = [reward("tag_count"), reward(f"{path}:f")]
     with pytest.raises(RewardConfigError) as refused:
         ScorerPool(specs, start_timeout_s=6.0 if "sleep" in code else 60.0)
-    assert "reward[1].name" in str(refused.value)
+    assert "reward.1.name" in str(refused.value)
     assert says in str(refused.value)
 
 
 def test_a_slow_import_does_not_count_as_a_call(tmp_path):
     path = tmp_path / "slow.py"
     path.write_text("import time; time.sleep(3.5)\ndef f(prompts, completions): return [1.0] * len(completions)\n")
-    with ScorerPool([RewardSpec(f"{path}:f")], timeout_s=3.0) as pool:
+    with ScorerPool([reward(f"{path}:f", timeout=3.0)]) as pool:
         assert pool.submit(request("a")).result(30).total == 1.0
 
 
@@ -276,7 +285,7 @@ def test_a_process_that_cannot_start_again_fails_its_requests_and_says_why(tmp_p
         "if mark.exists(): raise OSError('gone')\n"
         "mark.touch()\ndef f(prompts, completions): os._exit(1)\n"
     )
-    with ScorerPool([RewardSpec(f"{path}:f"), RewardSpec("tag_count")]) as pool:
+    with ScorerPool([reward(f"{path}:f"), reward("tag_count")]) as pool:
         first, second = pool.submit(request("a")).result(60), pool.submit(request("b")).result(60)
     assert [failure.kind for failure in first.failures] == [FailureKind.DIED, FailureKind.START]
     assert [failure.kind for failure in second.failures] == [FailureKind.START, FailureKind.START]
@@ -284,7 +293,7 @@ def test_a_process_that_cannot_start_again_fails_its_requests_and_says_why(tmp_p
 
 
 def test_a_process_lost_while_idle_costs_nobody_a_score(user):
-    with ScorerPool([RewardSpec(f"{user}:pid")]) as pool:
+    with ScorerPool([reward(f"{user}:pid")]) as pool:
         pid = int(pool.submit(request("a")).result(60).total or 0)
         os.kill(pid, signal.SIGKILL)
         assert gone(pid)
@@ -294,7 +303,7 @@ def test_a_process_lost_while_idle_costs_nobody_a_score(user):
 
 
 def test_close_answers_everything_and_leaves_no_process(user):
-    pool = ScorerPool([RewardSpec(f"{user}:child_pid"), RewardSpec(f"{user}:pid"), RewardSpec(f"{user}:moody")])
+    pool = ScorerPool([reward(f"{user}:child_pid"), reward(f"{user}:pid"), reward(f"{user}:moody")])
     parts = pool.submit(request("a")).result(60).parts
     waiting = [pool.submit(request("hang")) for _ in range(3)]
     while pool.pending == 3:
@@ -315,8 +324,10 @@ def test_close_answers_everything_and_leaves_no_process(user):
 def test_a_scorer_does_not_outlive_its_parent(user, completion):
     code = textwrap.dedent(f"""
         import time
-        from pods_cluster.scoring import RewardSpec, ScoreRequest, ScorerPool
-        pool = ScorerPool([RewardSpec({user + ":pid"!r}), RewardSpec({user + ":moody"!r})], timeout_s=600)
+        from pods_cluster.config import RewardConfig
+        from pods_cluster.scoring import ScoreRequest, ScorerPool
+        names = [{user + ":pid"!r}, {user + ":moody"!r}]
+        pool = ScorerPool([RewardConfig(name=name, timeout=600) for name in names])
         print(int(pool.submit(ScoreRequest("p", "a")).result(60).parts["pid"]), flush=True)
         pool.submit(ScoreRequest("p", {completion!r}))
         time.sleep(600)
@@ -337,7 +348,7 @@ def test_a_scorer_does_not_outlive_its_parent(user, completion):
 
 
 def test_a_scorer_ignores_ctrl_c_and_imports_no_heavy_package(user):
-    with ScorerPool([RewardSpec(f"{user}:pid", label="pid"), RewardSpec(f"{user}:has_torch")]) as pool:
+    with ScorerPool([reward(f"{user}:pid", label="pid"), reward(f"{user}:has_torch")]) as pool:
         pid = int(pool.submit(request("a")).result(60).parts["pid"] or 0)
         os.kill(pid, signal.SIGINT)
         score = pool.submit(request("b")).result(60)
@@ -346,7 +357,7 @@ def test_a_scorer_ignores_ctrl_c_and_imports_no_heavy_package(user):
 
 
 def test_what_a_reward_prints_stays_out_of_standard_output(user, capfd):
-    with ScorerPool([RewardSpec(f"{user}:prints")]) as pool:
+    with ScorerPool([reward(f"{user}:prints")]) as pool:
         assert pool.submit(request("a")).result(60).total == 1.0
     out, err = capfd.readouterr()
     assert out == ""
@@ -354,14 +365,14 @@ def test_what_a_reward_prints_stays_out_of_standard_output(user, capfd):
 
 
 def test_a_column_that_cannot_be_sent_is_named():
-    with ScorerPool([RewardSpec("tag_count")]) as pool:
+    with ScorerPool([reward("tag_count")]) as pool:
         with pytest.raises(TypeError, match="column 'lock'"):
             pool.submit(request("a", columns={"fine": 1, "lock": threading.Lock()}))
         assert pool.submit(request("a", columns={"fine": {"deep": [1, 2]}})).result(30).total == 0.0
 
 
 def test_a_cancelled_request_is_not_scored(user):
-    with ScorerPool([RewardSpec(f"{user}:moody")]) as pool:
+    with ScorerPool([reward(f"{user}:moody")]) as pool:
         held = pool.submit(request("sleep 0.5"))
         while pool.pending:
             time.sleep(0.01)
@@ -372,11 +383,13 @@ def test_a_cancelled_request_is_not_scored(user):
     assert pool.stats().scored == 2
 
 
-@pytest.mark.parametrize("bad", [{"workers": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"max_batch": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"workers": 0}, {"start_timeout_s": 0.0}, {"start_timeout_s": float("nan")}, {"max_batch": 0}]
+)
 def test_bad_settings_are_refused(bad):
     (name,) = bad
     with pytest.raises(ValueError, match=name):
-        ScorerPool([RewardSpec("tag_count")], **bad)
+        ScorerPool([reward("tag_count")], **bad)
 
 
 def test_works_inside_a_script_without_a_main_guard(tmp_path):
@@ -384,7 +397,8 @@ def test_works_inside_a_script_without_a_main_guard(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "print('once', flush=True)\nfrom pods_cluster.scoring import *\n"
-        "with ScorerPool([RewardSpec('exact_match')], workers=2) as pool:\n"
+        "from pods_cluster.config import RewardConfig\n"
+        "with ScorerPool([RewardConfig(name='exact_match')], workers=2) as pool:\n"
         "    print(pool.submit(ScoreRequest('p', '1', answer='1')).result(30).total)\n"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -393,7 +407,7 @@ def test_works_inside_a_script_without_a_main_guard(tmp_path):
 
 
 def test_many_threads_may_submit():
-    with ScorerPool([RewardSpec("exact_match")], workers=2) as pool:
+    with ScorerPool([reward("exact_match")], workers=2) as pool:
         futures = []
 
         def work(start: int) -> None:
@@ -409,3 +423,75 @@ def test_many_threads_may_submit():
     with contextlib.suppress(RuntimeError):
         pool.submit(request("1"))
     assert pool.stats().scored == 400
+
+
+def test_a_thread_without_work_looks_again_and_goes_on_waiting(user, monkeypatch):
+    monkeypatch.setattr(scorer_pool, "IDLE_SECONDS", 0.01)
+    with ScorerPool([reward(f"{user}:pid")], workers=2) as pool:
+        pid = pool.submit(request("a")).result(60).total
+        time.sleep(0.3)
+        assert pool.submit(request("b")).result(60).total is not None
+        assert pid is not None
+        assert pool.stats().restarts == 0
+
+
+def test_a_start_that_never_ends_is_given_up_with_its_cause(monkeypatch):
+    """As where the machine stands still: the process's own deadline does not come to pass."""
+    stuck = threading.Event()
+    monkeypatch.setattr(ScorerProcess, "start", lambda _: stuck.wait(5.0))
+    monkeypatch.setattr(scorer_pool, "START_GRACE_SECONDS", 0.1)
+    threading.Timer(0.5, stuck.set).start()
+    with pytest.raises(ScorerStartError, match=r"did not start within 0\.2 s"):
+        ScorerPool([reward("tag_count")], start_timeout_s=0.1)
+
+
+def worker_stats(scorers: ScorerStats) -> WorkerStats:
+    """A worker that has done nothing, but for its scorers."""
+    return WorkerStats(
+        name="run/generator/0",
+        version=0,
+        closed=False,
+        engine=EngineStats(),
+        groups=0,
+        stored=0,
+        stored_tokens=0,
+        scoring=0,
+        reported=0,
+        scorers=scorers,
+        scoring_seconds_mean=0.0,
+        scoring_seconds_max=0.0,
+        tokens_per_second=0.0,
+        saturated=0.0,
+        stalled_seconds=0.0,
+        occupied_seconds=0.0,
+        error=None,
+    )
+
+
+def test_a_scorer_killed_while_it_scores_is_recorded_under_strict_metrics(user):
+    """From the real process through the pool's counts to the record: nothing there is an unknown metric."""
+    with ScorerPool([reward(f"{user}:pid"), reward(f"{user}:moody", label="moody/judge")]) as pool:
+        pid = int(pool.submit(request("a")).result(60).parts["pid"] or 0)
+        scored = pool.submit(request("hang"))
+        while pool.pending:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        (failure,) = scored.result(60).failures
+        assert failure.kind is FailureKind.DIED
+        assert "SIGKILL" in failure.message
+        assert pool.submit(request("b")).result(60).total is not None
+        stats = pool.stats()
+    values = counters({"run/generator/0": worker_stats(stats)})["run/generator/0"]
+    with Recorder(strict=True) as recorder:
+        record = recorder.step(1, values)
+    assert record["scoring/failures/died/moody/judge"] == 1
+    assert record["scoring/restarts"] == 1
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_kind_of_failure_has_its_metric(kind):
+    with Recorder(strict=True) as recorder:
+        assert recorder.step(1, {f"scoring/failures/{kind}/my.module:score": 2.0})
+    assert registry[f"scoring/failures/{kind}/x"].choices["kind"] == tuple(FailureKind)
+    assert f"scoring/failures/{kind}ed/x" not in registry

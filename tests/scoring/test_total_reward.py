@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.scoring import RewardSpec, combine, total_range
+from pods_cluster.scoring import combine, total_range
+from tests.scoring.support import reward
 
-TWO = [RewardSpec("math_answer", 1.0), RewardSpec("think_answer_format", 0.1)]
+TWO = [reward("math_answer"), reward("think_answer_format", weight=0.1)]
 
 
 def test_weighted_sum():
@@ -22,13 +23,13 @@ def test_a_missing_part_makes_the_total_missing(bad):
 
 
 def test_a_part_of_weight_zero_never_matters():
-    specs = [RewardSpec("math_answer"), RewardSpec("m:watched", weight=0.0)]
+    specs = [reward("math_answer"), reward("m:watched", weight=0.0)]
     assert combine(specs, {"math_answer": 1.0, "watched": None}, {"watched"}) == 1.0
     assert total_range(specs) == (0.0, 1.0)
 
 
 def test_skip_leaves_a_part_out_unless_it_failed():
-    specs = [RewardSpec("math_answer"), RewardSpec("m:sometimes", none="skip", range=(1.0, 2.0))]
+    specs = [reward("math_answer"), reward("m:sometimes", none="skip", range=(1.0, 2.0))]
     assert combine(specs, {"math_answer": 1.0, "sometimes": None}) == 1.0
     assert combine(specs, {"math_answer": 1.0, "sometimes": None}, {"sometimes"}) is None
     assert combine(specs[1:], {"sometimes": None}) is None
@@ -37,8 +38,8 @@ def test_skip_leaves_a_part_out_unless_it_failed():
 
 def test_a_range_that_is_not_declared_is_not_known():
     assert total_range(TWO) == pytest.approx((0.0, 1.1))
-    assert total_range([*TWO, RewardSpec("m:mine")]) is None
-    assert total_range([*TWO, RewardSpec("m:mine", weight=-2.0, range=(-1.0, 3.0))]) == pytest.approx((-6.0, 3.1))
+    assert total_range([*TWO, reward("m:mine")]) is None
+    assert total_range([*TWO, reward("m:mine", weight=-2.0, range=(-1.0, 3.0))]) == pytest.approx((-6.0, 3.1))
 
 
 @given(
@@ -46,7 +47,7 @@ def test_a_range_that_is_not_declared_is_not_known():
 )
 def test_a_total_lies_in_the_total_range(entries):
     specs = [
-        RewardSpec(f"m:r{i}", weight=weight, range=(-0.5, 1.0), none="skip" if skip else "missing")
+        reward(f"m:r{i}", weight=weight, range=(-0.5, 1.0), none="skip" if skip else "missing")
         for i, (weight, _, skip) in enumerate(entries)
     ]
     parts = {f"r{i}": None if skip and value < 0.3 else value for i, (_, value, skip) in enumerate(entries)}

@@ -1,0 +1,94 @@
+"""The `reward` and `scoring` sections: what a rollout is worth, and the processes that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pods_cluster.config.base import ConfigError, Section
+
+
+class RewardConfigError(ConfigError, ValueError):
+    """A reward that cannot be used as it is configured. The text names the field, its value and the fix.
+
+    `where` is the field's path as the YAML file spells it: `reward.0.timeout`, or `reward` for the whole list.
+    """
+
+    def __init__(self, index: int | None, field: str, value: object, problem: str, fix: str) -> None:
+        """`index` in the list `reward` and `field` of that entry; None and an empty field for the list itself."""
+        self.where = "reward" if index is None else f"reward.{index}.{field}"
+        super().__init__(f"{self.where}: {value!r} {problem}; {fix}")
+        self._arguments = index, field, value, problem, fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RewardConfigError, self._arguments
+
+
+class RewardConfig(Section):
+    """One reward; the rollout's reward is the weighted sum of all."""
+
+    name: str = Field(min_length=1)
+    """A built-in reward (`pods rewards` lists them), `package.module:function` or `path/to/file.py:function`."""
+    label: str | None = Field(default=None, min_length=1)
+    """Name in metrics and samples; left out: the reward's (a user function's) own."""
+    weight: float = 1.0
+    """Factor of this reward in the sum; 0 reports it without training on it."""
+    style: Literal["auto", "trl", "verl"] = "auto"
+    """Calling convention of a user function: TRL's `f(prompts, completions, **columns)` or verl's
+    `compute_score(...)`; `auto`: by the names of its parameters."""
+    timeout: float = Field(default=10.0, gt=0)
+    """Seconds after which a scorer process that has not answered is killed, and the reward counted as missing."""
+    range: tuple[float, float] | None = None
+    """Lowest and highest value of a user function; built-in rewards declare theirs. A value outside counts as a
+    failure."""
+    none: Literal["missing", "skip"] = "missing"
+    """What a None from the function means: the reward is missing (the rollout is excluded), or it does not apply
+    (0)."""
+    batch: int = Field(default=1, ge=1)
+    """Most completions in one call of a user function; 1 scores each as soon as it ends."""
+    completions: Literal["auto", "text", "messages"] = "auto"
+    """What a TRL function gets: texts, chat messages, or messages where the prompt is a chat."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments handed to the reward."""
+
+    @property
+    def key(self) -> str:
+        """The reward's name in scores and metrics: its label, else the name of its function."""
+        return self.label or self.name.rpartition(":")[2]
+
+    @model_validator(mode="after")
+    def _range_is_ordered(self) -> RewardConfig:
+        if self.range is not None and self.range[0] >= self.range[1]:
+            raise ValueError(f"range: {list(self.range)} is not [lowest, highest]; swap or widen it")
+        return self
+
+
+def check_sum(rewards: Sequence[RewardConfig]) -> None:
+    """Refuse rewards that have no weighted sum: none at all, two of one name, or no weight above or below 0.
+
+    Raises RewardConfigError.
+    """
+    if not rewards:
+        raise RewardConfigError(None, "", [], "names no reward", "add one, such as name: math_answer")
+    first_of: dict[str, int] = {}
+    for index, reward in enumerate(rewards):
+        first = first_of.setdefault(reward.key, index)
+        if first != index:
+            raise RewardConfigError(
+                index,
+                "name",
+                reward.name,
+                f"is called {reward.key!r} in the metrics, as reward.{first} is",
+                f"give one of them another reward.{index}.label",
+            )
+    if all(reward.weight == 0 for reward in rewards):
+        raise RewardConfigError(0, "weight", rewards[0].weight, "leaves no reward with a weight", "give one a weight")
+
+
+class ScoringConfig(Section):
+    """The scorer processes beside each generator."""
+
+    workers: int = Field(default=1, ge=1)
+    """Scorer processes for each generator worker."""
