@@ -13,15 +13,23 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from rich.console import Console
 
+from pods_cluster.actor_names import actor_name
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.run.cluster import ClusterError, connect
 from pods_cluster.run.controller import start_controller
 from pods_cluster.run.loop import RunError
 from pods_cluster.telemetry.progress import Progress
+from pods_cluster.telemetry.recorder import Feed
 from pods_cluster.telemetry.summary import Summary
 
 POLL_SECONDS = 0.25
+OPEN_SECONDS = 3600.0
+"""Deadline of opening a run: its process starts, the datasets are downloaded where they are not here, and rendered."""
+SILENCE_SECONDS = 60.0
+"""How long a controller that has answered before may leave a question unanswered before it counts as hung."""
+LAST_SECONDS = 30.0
+"""Deadline of the last questions to a run that is over."""
 STOP_SECONDS = 900.0
 """How long a stopping run may take to save its state before it is killed."""
 
@@ -40,14 +48,15 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
         connect(config)
     try:
         controller = start_controller(config, resume=resume)
+        watch = _Watch(controller, actor_name(config.run.name, "controller"))
         # On its own, so that what the controller refuses is told before anything is shown.
-        _result(controller.open.remote(), timeout=None)
+        _open(watch)
         subtitle = (
             f"{Path(config.model.path).name} · {config.generator.workers} generator(s) → "
             f"{config.learner.workers} learner(s) · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"
         )
         with Progress(config.run.name, config.run.steps, subtitle=subtitle, console=console, live=live) as progress:
-            return _follow(controller, progress)
+            return _follow(watch, progress)
     finally:
         if owned:
             ray.shutdown()
@@ -73,43 +82,94 @@ class _Interrupts:
         self.count += 1
 
 
-def _follow(controller: Any, progress: Progress) -> Summary:
-    done = controller.run.remote()
-    cursor, stopped_at = 0, None
+class _Watch:
+    """Keeps one `poll` of a controller under way: shows what it answers, and notices when it answers no more.
+
+    `poll` runs on the controller's event loop, so silence means that the loop is held up or the process is stopped. It
+    does not count before the first answer: until then the process starts.
+    """
+
+    def __init__(self, controller: Any, name: str) -> None:
+        self.controller, self.name = controller, name
+        self._cursor = 0
+        self._poll: Any = None
+        self._answered_at: float | None = None
+
+    def feed(self) -> list[Any]:
+        """Steps and events since the last call, not waiting for any. Raises RunError, the controller killed, when there
+        was no answer for SILENCE_SECONDS."""
+        if self._poll is None:
+            self._poll = self.controller.poll.remote(self._cursor)
+        now = time.monotonic()
+        if ray.wait([self._poll], timeout=0)[0]:
+            answer, self._poll = self._poll, None
+            return self._take(answer, now)
+        if self._answered_at is not None and now - self._answered_at > SILENCE_SECONDS:
+            ray.kill(self.controller)
+            raise RunError(
+                f"{self.name}: the run's controller has not answered for {SILENCE_SECONDS:g} s, so it was killed; its "
+                f"process hangs or is stopped (see its log in Ray's session folder). The last checkpoint is what is "
+                f"left: continue with --resume"
+            )
+        return []
+
+    def last_feed(self) -> list[Any]:
+        """The rest of a run that is over, if the controller still answers."""
+        answer = self.controller.poll.remote(self._cursor)
+        ray.wait([answer], timeout=LAST_SECONDS)
+        return self._take(answer, time.monotonic())
+
+    def _take(self, answer: Any, now: float) -> list[Any]:
+        try:
+            feed: Feed = ray.get(answer, timeout=0)
+        except RayError as error:  # where the controller died, the call of `run` says so
+            log.debug("no answer from %s: %s", self.name, error)
+            return []
+        self._answered_at, self._cursor = now, feed.cursor
+        return feed.items
+
+
+def _open(watch: _Watch) -> None:
+    opening = watch.controller.open.remote()
+    deadline = time.monotonic() + OPEN_SECONDS
+    while not ray.wait([opening], timeout=POLL_SECONDS)[0]:
+        watch.feed()
+        if time.monotonic() > deadline:
+            ray.kill(watch.controller)
+            raise RunError(
+                f"{watch.name}: the run's controller did not open the run within {OPEN_SECONDS:g} s, so it was killed; "
+                f"it loads the model's tokenizer and the datasets then (model.path, data.path): see whether their "
+                f"folder or server answers"
+            )
+    _result(opening)
+
+
+def _follow(watch: _Watch, progress: Progress) -> Summary:
+    done = watch.controller.run.remote()
+    stopped_at = None
     with _Interrupts() as interrupts:
-        while True:
-            finished, _ = ray.wait([done], timeout=POLL_SECONDS)
-            cursor = _show(controller, progress, cursor)
-            if finished:
-                return _result(done, timeout=None)
+        while not ray.wait([done], timeout=POLL_SECONDS)[0]:
+            progress.feed(watch.feed())
             if interrupts.count and stopped_at is None:
                 stopped_at = time.monotonic()
                 progress.event("stopping", "Ctrl-C: ending after this step, saving the state (again: kill)")
-                controller.stop.remote("Ctrl-C")
+                watch.controller.stop.remote("Ctrl-C")
             if interrupts.count > 1:
-                ray.kill(controller)
+                ray.kill(watch.controller)
                 raise RunError("killed by a second Ctrl-C; the last checkpoint is what is left")
             if stopped_at is not None and time.monotonic() - stopped_at > STOP_SECONDS:
-                ray.kill(controller)
+                ray.kill(watch.controller)
                 raise RunError(f"the run did not end within {STOP_SECONDS:g} s of being told to; it was killed")
+    progress.feed(watch.last_feed())
+    return _result(done)
 
 
-def _show(controller: Any, progress: Progress, cursor: int) -> int:
+def _result(answer: Any) -> Any:
+    """The value of a call that has answered, or the error that it raised there, as itself."""
     try:
-        feed: Any = ray.get(controller.poll.remote(cursor), timeout=30)
-    except RayError as error:
-        log.debug("no answer from the controller: %s", error)
-        return cursor
-    progress.feed(feed.items)
-    return feed.cursor
-
-
-def _result(reference: Any, timeout: float | None) -> Any:
-    """The value of a call, or the error that it raised there, as itself."""
-    try:
-        return ray.get(reference, timeout=timeout)
+        return ray.get(answer, timeout=LAST_SECONDS)
     except RayTaskError as error:
-        raise _told(error.cause if isinstance(error.cause, Exception) else error) from error
+        raise _for_people(error.cause if isinstance(error.cause, Exception) else error) from error
     except ActorDiedError as error:
         cause = getattr(error, "cause", None)
         raise RunError(f"the controller died: {cause or error}") from error
@@ -117,7 +177,7 @@ def _result(reference: Any, timeout: float | None) -> Any:
         raise RunError(f"the run's controller cannot be reached: {str(error).splitlines()[0]}") from error
 
 
-def _told(error: Exception) -> Exception:
+def _for_people(error: Exception) -> Exception:
     """Errors made for people pass; others keep their type in the text."""
     if isinstance(error, (ConfigError, ClusterError, RunError)) or type(error).__module__.startswith("pods_cluster."):
         return error

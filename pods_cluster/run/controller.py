@@ -47,10 +47,15 @@ class Controller:
         self._opened = False
 
     async def open(self) -> None:
-        """Data, folder and recorder. Everything that can be refused without starting a process is refused here.
+        """Load the data, make the run's folder and its recorder, and refuse what can be refused without a process.
 
-        No part of the constructor: what an actor's constructor raises arrives as the actor's death.
+        No part of the constructor: what an actor's constructor raises arrives as the actor's death. It may take long, so
+        that it runs on a thread, and the controller answers meanwhile.
         """
+        await asyncio.to_thread(self._open, ray.get_runtime_context().gcs_address)
+        self._opened = True
+
+    def _open(self, gcs_address: str) -> None:
         config, resume = self.config, self._resume
         settling_of(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
@@ -68,13 +73,15 @@ class Controller:
             wandb=config.run.wandb,
             config=config.model_dump(mode="json"),
         )
-        write_live_file(self.folder, ray.get_runtime_context().gcs_address)
-        self._opened = True
+        write_live_file(self.folder, gcs_address)
 
     async def run(self) -> Summary:
         """The whole run. Raises what ended it; its processes are gone then either way."""
         if not self._opened:
             await self.open()
+        if self._stop_reason is not None:
+            await self._close()
+            raise RunError(f"stopped while starting: {self._stop_reason}")
         try:
             self._starting = asyncio.ensure_future(self._start())
             run = await self._starting
@@ -92,7 +99,7 @@ class Controller:
 
     async def poll(self, cursor: int = 0) -> Feed:
         """Steps and events since `cursor`."""
-        return self.recorder.poll(cursor)
+        return self.recorder.poll(cursor) if self._opened else Feed(cursor, [], 0)
 
     async def stop(self, reason: str) -> None:
         """End the run after what it is doing, its state saved; one that is still starting ends at once."""

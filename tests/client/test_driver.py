@@ -1,0 +1,102 @@
+"""`pods train` beside a controller that hangs: it ends with the cause, and leaves nothing behind. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+from pods_cluster.client import driver
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.config import Config, load_config
+from pods_cluster.run.live_file import LIVE_FILE
+from pods_cluster.run.loop import RunError
+from tests.tiny_run import Made
+
+
+@pytest.fixture(autouse=True)
+def a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert not ray.is_initialized()
+
+
+def config_of(made: Made, runs: Path, *overrides: str) -> Config:
+    paced = "generator.engine_options={tokens_per_second: 300, shortest: 2, longest: 12, accuracy: 0.5, reward_token: 5}"
+    return load_config(
+        CONFIG,
+        [
+            *made.overrides(runs),
+            "run.name=hung",
+            "run.steps=10000",
+            "run.eval.every=0",
+            "run.checkpoint.every=0",
+            "run.samples_every=0",
+            "generator.engine=paced",
+            "generator.workers=1",
+            paced,
+            "generator.max_tokens=12",
+            "cluster.address=local",
+            *overrides,
+        ],
+    )
+
+
+def ended(pid: int, seconds: float) -> bool:
+    """Whether the process is gone, or dead and not collected, within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_controller_that_stops_answering_ends_the_command(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "SILENCE_SECONDS", 5.0)
+    stopped: list[int] = []
+
+    def stop_the_process_in_a_step() -> None:
+        folder, deadline = tmp_path / "hung", time.monotonic() + 240
+        while time.monotonic() < deadline:
+            metrics = folder / "metrics.jsonl"
+            if metrics.exists() and '"timing_s/step"' in metrics.read_text():
+                stopped.append(json.loads((folder / LIVE_FILE).read_text())["pid"])
+                os.kill(stopped[0], signal.SIGSTOP)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=stop_the_process_in_a_step)
+    thread.start()
+    try:
+        with pytest.raises(RunError, match=r"hung/controller/0: the run's controller has not answered for 5 s.*--resume"):
+            driver.train(config_of(made, tmp_path), live=False)
+    finally:
+        thread.join()
+    assert stopped
+    assert not ray.is_initialized()
+    assert ended(stopped[0], 60), "the stopped process is left behind"
+
+
+def test_a_run_that_cannot_be_opened_in_time_is_given_up(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the rule is imported while the run is opened
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.setattr(driver, "OPEN_SECONDS", 3.0)
+    # meanwhile the controller answers: its silence is not what ends this
+    monkeypatch.setattr(driver, "SILENCE_SECONDS", 2.0)
+    config = config_of(made, tmp_path, f"selector.rule={tmp_path / 'slow.py'}:rule", "selector.settle=abort")
+    with pytest.raises(RunError, match=r"hung/controller/0: .* did not open the run within 3 s"):
+        driver.train(config, live=False)
+    assert not ray.is_initialized()
