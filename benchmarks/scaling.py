@@ -34,6 +34,7 @@ from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import make_splits, write_jsonl
 from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 from pods_cluster.run.controller import start_controller
+from pods_cluster.run.status import LiveStatus
 from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
@@ -87,12 +88,12 @@ def drive(config: Config, steps: int, say: Any) -> tuple[list[dict[str, Any]], l
     done = controller.run.remote()
     folder = RunFolder(Path(config.run.dir) / config.run.name)
 
-    def status() -> dict[str, Any]:
+    def status() -> LiveStatus:
         if ray.wait([done], timeout=0)[0]:
             ray.get(done)
         return ray.get(controller.status.remote(), timeout=60)
 
-    def wait(what: str, check: Any) -> dict[str, Any]:
+    def wait(what: str, check: Any) -> LiveStatus:
         deadline = time.monotonic() + PATIENCE
         while not check(told := status()):
             if time.monotonic() > deadline:
@@ -101,22 +102,22 @@ def drive(config: Config, steps: int, say: Any) -> tuple[list[dict[str, Any]], l
         return told
 
     changes: list[dict[str, Any]] = []
-    wait("start", lambda told: told.get("step"))
+    wait("start", lambda told: told.step)
     for index, (generators, learners) in enumerate(PHASES):
         if index:
-            asked, before = time.time(), status()["step"]
+            asked, before = time.time(), status().step
             ray.get(controller.scale.remote(generators, learners))
             told = wait(
                 f"{generators} + {learners}",
                 lambda told, want=(generators, learners): (
-                    told["note"] is None and (told["generators"], told["learners"]) == want
+                    told.note is None and (told.generators, told.learners) == want
                 ),
             )
             changes.append({"to": [generators, learners], "asked": asked, "asked_at_step": before,
-                            "settled_at_step": told["step"]})  # fmt: skip
-        first = status()["step"]
-        wait("the phase's steps", lambda told, until=first + steps + 2: told["step"] >= until)
-        say(f"{generators} + {learners}: steps up to {status()['step']}")
+                            "settled_at_step": told.step})  # fmt: skip
+        first = status().step or 0
+        wait("the phase's steps", lambda told, until=first + steps + 2: (told.step or 0) >= until)
+        say(f"{generators} + {learners}: steps up to {status().step}")
     ray.get(controller.stop.remote("measured"))
     ray.get(done, timeout=PATIENCE)
     return [record for record in folder.read_metrics() if record["step"]], changes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
-from pydantic import BaseModel
+from pods_cluster.run.status import LiveStatus, WorkerState
+
+__all__ = ["ControlFailed", "Controls", "LiveStatus", "NotLive", "WorkerState"]
 
 
 class NotLive(Exception):
@@ -13,32 +15,6 @@ class NotLive(Exception):
 
 class ControlFailed(Exception):
     """A live run did not do what was asked; the text says why."""
-
-
-class WorkerState(BaseModel):
-    """One worker of a live run."""
-
-    name: str
-    role: Literal["controller", "selector", "generator", "learner"]
-    state: str
-    node: str | None = None
-    pid: int | None = None
-    detail: str | None = None
-
-
-class LiveStatus(BaseModel):
-    """The state of a live run as its controller reports it."""
-
-    live: bool
-    step: int | None = None
-    version: int | None = None
-    generators: int | None = None
-    learners: int | None = None
-    target_generators: int | None = None
-    target_learners: int | None = None
-    stopping: str | None = None
-    note: str | None = None
-    workers: list[WorkerState] = []
 
 
 class Controls(Protocol):

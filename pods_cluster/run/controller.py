@@ -15,12 +15,13 @@ from pods_cluster.config import Config, dump_config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
-from pods_cluster.run import checkpoints, status
+from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
 from pods_cluster.run.live_file import remove_live_file, write_live_file
 from pods_cluster.run.loop import Run, RunError
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.run.settling import settling_of
+from pods_cluster.run.status import LiveStatus, live_status
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.recorder import Feed, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -117,9 +118,9 @@ class Controller:
             raise ScaleError(f"the run ends ({self._run.stop_reason}); its pools stay as they are")
         return self._run.scaler.request(generators, learners)
 
-    async def status(self) -> dict[str, Any]:
-        """What the run does now, in plain values: step, version, sizes of the pools, every worker."""
-        return status.status(self.config, self._run, self._stop_reason)
+    async def status(self) -> LiveStatus:
+        """The run's step and weight version, the sizes of its pools, and every worker."""
+        return live_status(self.config, self._run, self._stop_reason)
 
     async def _start(self) -> Run:
         config, name = self.config, self.config.run.name

@@ -1,9 +1,11 @@
-"""What a live run says of itself to whoever asks its controller."""
+"""Status of a live run, as its controller answers it to the command and the dashboard."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel
 
 from pods_cluster.actor_names import actor_name
 from pods_cluster.config import Config
@@ -12,45 +14,68 @@ if TYPE_CHECKING:
     from pods_cluster.run.loop import Run
 
 
-def status(config: Config, run: Run | None, stopping: str | None) -> dict[str, Any]:
-    """The fields of `LiveStatus` (see pods_cluster/client/controls.py) in plain values."""
+class WorkerState(BaseModel):
+    """One worker of a live run."""
+
+    name: str
+    role: Literal["controller", "selector", "generator", "learner"]
+    state: str
+    node: str | None = None
+    pid: int | None = None
+    detail: str | None = None
+
+
+class LiveStatus(BaseModel):
+    """The state of a live run as its controller reports it."""
+
+    live: bool
+    step: int | None = None
+    version: int | None = None
+    generators: int | None = None
+    learners: int | None = None
+    target_generators: int | None = None
+    target_learners: int | None = None
+    stopping: str | None = None
+    note: str | None = None
+    workers: list[WorkerState] = []
+
+
+def live_status(config: Config, run: Run | None, stopping: str | None) -> LiveStatus:
+    """The status of a run, None while it starts. `stopping` is why it was told to end, where it was.
+
+    Call it in the process of the controller.
+    """
     name = config.run.name
-    workers: list[dict[str, Any]] = [
-        {"name": actor_name(name, "controller"), "role": "controller", "state": "alive", "pid": os.getpid()},
-        {"name": actor_name(name, "selector"), "role": "selector", "state": "alive"},
-    ]
+    controller = WorkerState(name=actor_name(name, "controller"), role="controller", state="alive", pid=os.getpid())
     if run is None:
-        return {"stopping": stopping, "note": "starting", "workers": workers[:1]}
-    for worker, (state, info) in run.pool.states().items():
-        workers.append(
-            {
-                "name": worker,
-                "role": "generator",
-                "state": state,
-                "node": info.node if info is not None else None,
-                "pid": info.pid if info is not None else None,
-            }
+        return LiveStatus(live=True, stopping=stopping, note="starting", workers=[controller])
+    selector = WorkerState(name=actor_name(name, "selector"), role="selector", state="alive")
+    generators = [
+        WorkerState(
+            name=worker,
+            role="generator",
+            state=state,
+            node=info.node if info is not None else None,
+            pid=info.pid if info is not None else None,
         )
-    for worker, info in zip(run.learners.names, run.learners.infos, strict=False):
-        workers.append(
-            {
-                "name": worker,
-                "role": "learner",
-                "state": f"rank {info.rank}",
-                "node": info.node,
-                "pid": info.pid,
-                "detail": info.device,
-            }
+        for worker, (state, info) in run.pool.states().items()
+    ]
+    learners = [
+        WorkerState(
+            name=worker, role="learner", state=f"rank {info.rank}", node=info.node, pid=info.pid, detail=info.device
         )
+        for worker, info in zip(run.learners.names, run.learners.infos, strict=False)
+    ]
     there = run.scaler.now()
-    return {
-        "step": run.step,
-        "version": run.version,
-        "generators": there.serving,
-        "learners": there.learners,
-        "target_generators": run.scaler.target.generators,
-        "target_learners": run.scaler.target.learners,
-        "stopping": run.stop_reason or stopping,
-        "note": run.scaler.note,
-        "workers": workers,
-    }
+    return LiveStatus(
+        live=True,
+        step=run.step,
+        version=run.version,
+        generators=there.serving,
+        learners=there.learners,
+        target_generators=run.scaler.target.generators,
+        target_learners=run.scaler.target.learners,
+        stopping=run.stop_reason or stopping,
+        note=run.scaler.note,
+        workers=[controller, selector, *generators, *learners],
+    )

@@ -27,7 +27,9 @@ def a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(made: Made, runs: Path, *overrides: str) -> Config:
-    paced = "generator.engine_options={tokens_per_second: 300, shortest: 2, longest: 12, accuracy: 0.5, reward_token: 5}"
+    paced = (
+        "generator.engine_options={tokens_per_second: 300, shortest: 2, longest: 12, accuracy: 0.5, reward_token: 5}"
+    )
     return load_config(
         CONFIG,
         [
@@ -79,7 +81,9 @@ def test_a_controller_that_stops_answering_ends_the_command(
     thread = threading.Thread(target=stop_the_process_in_a_step)
     thread.start()
     try:
-        with pytest.raises(RunError, match=r"hung/controller/0: the run's controller has not answered for 5 s.*--resume"):
+        with pytest.raises(
+            RunError, match=r"hung/controller/0: the run's controller has not answered for 5 s.*--resume"
+        ):
             driver.train(config_of(made, tmp_path), live=False)
     finally:
         thread.join()

@@ -16,6 +16,7 @@ from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import load_config
 from pods_cluster.run.controller import start_controller
 from pods_cluster.run.live_file import LIVE_FILE
+from pods_cluster.run.status import LiveStatus, WorkerState
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.tiny_run import Made
@@ -70,7 +71,7 @@ def test_a_run_changes_its_pools_while_it_goes_on(cluster: None, made: Made, tmp
     done = controller.run.remote()
     folder = RunFolder(tmp_path / NAME)
 
-    def status() -> dict[str, Any]:
+    def status() -> LiveStatus:
         if ray.wait([done], timeout=0)[0]:
             ray.get(done)
         return ray.get(controller.status.remote(), timeout=60)
@@ -79,17 +80,15 @@ def test_a_run_changes_its_pools_while_it_goes_on(cluster: None, made: Made, tmp
         """The step at which the pools have these sizes and nothing is under way."""
         told = wait_for(
             f"{generators} + {learners}",
-            lambda: (
-                (s := status())["note"] is None and (s["generators"], s["learners"]) == (generators, learners) and s
-            ),
+            lambda: (s := status()).note is None and (s.generators, s.learners) == (generators, learners) and s,
         )
-        first = told["step"]
-        wait_for("two more steps", lambda: status()["step"] >= first + 2)
+        first = told.step
+        wait_for("two more steps", lambda: status().step >= first + 2)
         return first
 
     with pytest.raises(ScaleError, match="still starting"):
         raise _cause(controller.scale.remote(2, None))
-    wait_for("the first step", lambda: (status().get("step") or 0) >= 2)
+    wait_for("the first step", lambda: (status().step or 0) >= 2)
     assert (folder.path / LIVE_FILE).is_file()
     text = ray.get(controller.scale.remote(3, None))
     assert text == "generators go from 1 to 3; each change takes effect between two steps"
@@ -97,9 +96,9 @@ def test_a_run_changes_its_pools_while_it_goes_on(cluster: None, made: Made, tmp
     ray.get(controller.scale.remote(2, 2))
     two = becomes(2, 2)
 
-    roles = Counter(worker["role"] for worker in status()["workers"])
+    roles = Counter(worker.role for worker in status().workers)
     assert roles == {"controller": 1, "selector": 1, "generator": 2, "learner": 2}
-    prints = wait_for("one version everywhere", lambda: equal_fingerprints(status()["workers"]))
+    prints = wait_for("one version everywhere", lambda: equal_fingerprints(status().workers))
     assert len(prints) > 10
 
     ray.get(controller.stop.remote("enough"))
@@ -124,11 +123,11 @@ def test_a_run_changes_its_pools_while_it_goes_on(cluster: None, made: Made, tmp
     assert (kinds["generator_joined"], kinds["generator_left"], kinds["learners_rebuilt"]) == (2, 1, 1)
 
 
-def equal_fingerprints(workers: list[dict[str, Any]]) -> dict[str, str] | None:
+def equal_fingerprints(workers: list[WorkerState]) -> dict[str, str] | None:
     """The tensors' fingerprints if all generators and learner ranks have the same, as they do between two updates."""
 
     def ask(role: str, method: str) -> list[dict[str, str]]:
-        handles = [ray.get_actor(w["name"], NAMESPACE) for w in workers if w["role"] == role]
+        handles = [ray.get_actor(worker.name, NAMESPACE) for worker in workers if worker.role == role]
         return ray.get([getattr(handle, method).remote() for handle in handles], timeout=60)
 
     generators, learners = ask("generator", "fingerprints"), ask("learner", "weights_fingerprints")
