@@ -30,9 +30,9 @@ from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from pods_cluster.config import Config, LoraConfig, build_config
 from pods_cluster.generation.engines.factory import make_engine
-from pods_cluster.learning.forward import inner
+from pods_cluster.learning.forward import unwrap_peft
 from pods_cluster.learning.policy_model import add_adapters
-from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
+from pods_cluster.learning.weight_source import AdapterWeights, ModelWeights
 from pods_cluster.types import GroupId, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference
 from pods_cluster.weights.protocol import Invitation, WeightSource, WeightUpdate, plan_buckets
@@ -120,10 +120,10 @@ def measure(path: str, dtype: str, engine_name: str, prompts: Sequence[tuple[int
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     learner = adapted(copy.deepcopy(model)).eval()
-    plain = inner(learner)
+    plain = unwrap_peft(learner)
     engine: Any = make_engine(config_for(path, dtype, engine_name), tokenizer)
     try:
-        whole, alone = LearnerWeights(learner, 0, zero_stage=1), AdapterWeights(learner, 0, zero_stage=1)
+        whole, alone = ModelWeights(learner, 0, zero_stage=1), AdapterWeights(learner, 0, zero_stage=1)
         first, nbytes = publish(alone, engine, 0)
         second, _ = publish(alone, engine, 1)
         made = generate(engine, prompts, 1)
@@ -160,8 +160,8 @@ def rounding(path: str, texts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     exact = copy.deepcopy(learner).float()
     merged = cast(Any, copy.deepcopy(exact)).merge_and_unload().bfloat16().eval()
     models = {
-        "base + adapter, float32": inner(exact),
-        "base + adapter, bfloat16": inner(learner),
+        "base + adapter, float32": unwrap_peft(exact),
+        "base + adapter, bfloat16": unwrap_peft(learner),
         "merged, bfloat16": merged,
         "merged and rounded to bfloat16, computed in float32": copy.deepcopy(merged).float(),
         "base, bfloat16": base,

@@ -20,7 +20,7 @@ from pods_cluster.config import Config, build_config
 from pods_cluster.data import load_prompts, load_tokenizer
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.fetch_rollouts import RolloutFetcher
-from pods_cluster.learning.learner_group import StepResult
+from pods_cluster.learning.reports import StepResult
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.run.loop import Run
 from pods_cluster.run.selector_handle import SelectorHandle
@@ -74,7 +74,7 @@ class PacedLearners:
         began = time.monotonic()
         locators = [locator for selection in selections for locator in selection.locators]
         found, report = await asyncio.to_thread(self._fetcher.fetch, locators, 60.0)
-        assert not report.lost, report.reasons
+        assert not report.missing, report.missing
         fetched = time.monotonic()
         tokens = sum(len(rollout.token_ids) for rollout in found.values())
         total = sum(rollout.total_tokens for rollout in found.values())
@@ -87,9 +87,10 @@ class PacedLearners:
             lost_rollouts=0,
             trained_tokens=tokens,
             total_tokens=total,
-            received_bytes=report.nbytes,
+            received_bytes=report.received_bytes,
             updates=1,
-            seconds={"fetch": fetched - began, "update": time.monotonic() - fetched},
+            fetch_seconds=fetched - began,
+            update_seconds=time.monotonic() - fetched,
         )
 
     def release(self) -> None: ...

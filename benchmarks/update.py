@@ -76,7 +76,7 @@ def measure(groups: int, repeats: int) -> dict[str, Any]:
         parameters = build_model(Path(folder))
         config = config_for(Path(folder), groups)
         store = process_group.open_store("127.0.0.1", 1, 60)
-        process_group.join(0, 1, "127.0.0.1", store.port, store=store, timeout=60, op_timeout=600)
+        process_group.join(0, 1, "127.0.0.1", store.port, store=store, timeout=60, collective_timeout=600)
         trainer = Trainer(config, 0, 1)
         everyone, kept, rollouts = make_groups(
             groups, rng, vocabulary=VOCABULARY, prompt_tokens=PROMPT, longest=LONGEST

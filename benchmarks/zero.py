@@ -91,7 +91,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     ranks, learner = ARMS[arm]
     gpu = torch.cuda.is_available()
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
-    process_group.join(rank, ranks, "127.0.0.1", port, store=None, timeout=120, op_timeout=300)
+    process_group.join(rank, ranks, "127.0.0.1", port, store=None, timeout=120, collective_timeout=300)
     config = build_config(
         {
             "model": {"path": str(arguments.model), "dtype": "bfloat16" if gpu else "float32"},
@@ -125,7 +125,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     for _ in range(arguments.steps):
         result = trainer.train(plans["kept"].ranks[rank], rollouts, arguments.rate)
         norms.append(result.grad_norms[-1])
-        entropies.append(result.sums.sums["entropy"])
+        entropies.append(result.stats.sums["entropy"])
     peak = torch.cuda.max_memory_allocated() / 1e9 if gpu else None
     seconds: dict[str, list[float]] = {"all": [], "kept": []}
     for _ in range(arguments.repeats):

@@ -258,6 +258,12 @@ class LearnerConfig(Section):
             return self.gpus_per_worker
         return 1.0 if gpus_in_cluster else 0.0
 
+    @property
+    def resizable(self) -> bool:
+        """Whether the group can change its number of ranks: 8-bit optimiser states come in blocks that cannot be cut
+        anywhere, so only the same number of ranks can read them."""
+        return self.optimizer != "adamw_8bit"
+
     @field_validator("betas")
     @classmethod
     def _betas_are_decays(cls, value: tuple[float, float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""From the rewards of the kept rollouts to their advantages."""
+"""Advantages of the kept rollouts, from their rewards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float64
 
 EPSILON = 1e-4
 """Added to the standard deviation, as in the code of PODS (arXiv 2504.13818) and of TRL."""
@@ -15,18 +15,18 @@ Scope = Literal["kept", "group"]
 
 
 def advantages(
-    rewards: NDArray[np.float64],
+    rewards: Float64[np.ndarray, " kept"],
     *,
     scope: Scope = "kept",
     normalize: bool = True,
     group_mean: float = math.nan,
     group_std: float = math.nan,
-) -> NDArray[np.float64]:
-    """(r - mean) / (std + 1e-4) of the kept rewards, float64 [m].
+) -> Float64[np.ndarray, " kept"]:
+    """Advantages (r - mean) / (std + 1e-4) of the kept rewards r.
 
     Mean and sample deviation (ddof 1) are those of the kept rewards (scope `kept`: PODS normalises after the
-    selection), or the given ones of the whole group (scope `group`). Without `normalize` the mean alone is subtracted.
-    Equal rewards give exact zeros with scope `kept`, also where their mean is not representable.
+    selection), or the given ones of the whole group (scope `group`). Without `normalize` only the mean is subtracted.
+    Equal rewards give exact zeros with scope `kept`, also where their mean cannot be represented.
 
     Raises ValueError for rewards that are not finite, and for scope `group` without the group's mean and deviation.
     """

@@ -1,9 +1,9 @@
-"""The DeepSpeed engine of one rank: gradients of any cut of a step are those of one big batch.
+"""DeepSpeed engine of one rank, whose gradients are those of one big batch however a step is cut up.
 
 DeepSpeed divides gradients by the accumulation steps and averages them over ranks. Here a step's loss is a weighted
 sum that is already normalised, so both divisions are undone: `scale_wrt_gas=False` leaves the first out, and the loss
-is multiplied by the world size against the second. Which pass ends an optimiser step is said by us, not counted by
-DeepSpeed.
+is multiplied by the world size against the second. The caller says which pass ends an optimiser step; DeepSpeed does
+not count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import logging
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float32
 from torch import Tensor, nn
 
 from pods_cluster.config import LearnerConfig
 from pods_cluster.learning.forward import Policy, TokenBatch
+from pods_cluster.learning.log_probs import LogProbsAndEntropy
 from pods_cluster.learning.policy_model import ModelError, hidden_size, parameter_groups
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,8 @@ _LARGEST_BUCKET = 200_000_000
 class TrainingEngine:
     """Forward, backward and optimiser steps of a `Policy` under ZeRO 1, 2 or 3.
 
-    Every method that computes is a collective: all ranks call it the same number of times, a rank without work with a
-    dummy batch. float16 is trained with DeepSpeed's dynamic loss scale; bfloat16 and float16 keep float32 master
+    Every method that computes is a collective: all ranks call it the same number of times, and a rank without work
+    passes a dummy batch. float16 is trained with DeepSpeed's dynamic loss scale; bfloat16 and float16 keep float32 master
     weights and sum gradients in float32.
     """
 
@@ -53,29 +55,27 @@ class TrainingEngine:
 
     @property
     def policy(self) -> Policy:
+        """The trained policy; under ZeRO-3 its parameters are partitioned."""
         return cast(Policy, self.engine.module)
 
     @torch.no_grad()
-    def log_probs(self, batch: TokenBatch, temperature: float) -> Tensor:
-        """float32 [N], without gradient."""
+    def log_probs(self, batch: TokenBatch, temperature: float) -> Float32[Tensor, " tokens"]:
+        """Log-probabilities of the completion tokens, without gradient."""
         return self.engine(batch.input_ids, batch.positions, batch.targets, temperature)[0]
 
-    def forward(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities with gradient, and entropies: float32 [N]."""
+    def forward(self, batch: TokenBatch, temperature: float) -> LogProbsAndEntropy:
+        """Log-probabilities of the completion tokens, with gradient, and entropies."""
         return self.engine(batch.input_ids, batch.positions, batch.targets, temperature)
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of this rank's part of the loss.
-
-        `last`: the optimiser step's last pass, which reduces it.
-        """
+    def backward(self, loss: Float32[Tensor, ""], *, last: bool) -> None:
+        """Add the gradient of this rank's part of the loss; the `last` pass of an optimiser step reduces it over ranks."""
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, clear.
+        """Clip the gradient, update the weights, clear the gradient.
 
-        Returns the gradient's norm before clipping (NaN if a float16 step overflowed and was left out).
+        Returns the gradient's norm before clipping (NaN if a float16 step overflowed and was skipped).
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -89,7 +89,7 @@ class TrainingEngine:
         """Bytes of this rank's optimiser states and float32 master weights."""
         optimizer = self.engine.optimizer
         inner = optimizer.optimizer if hasattr(optimizer, "optimizer") else optimizer
-        # ZeRO-3 keeps its float32 weights beside the optimiser's groups, which hold them during a step only.
+        # ZeRO-3 keeps its float32 weights beside the optimiser's groups, which hold them only during a step.
         tensors: list[Tensor] = list(getattr(optimizer, "fp32_partitioned_groups_flat", ()))
         tensors += [parameter for group in inner.param_groups for parameter in group["params"]]
         tensors += [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
@@ -110,6 +110,7 @@ class TrainingEngine:
             raise FileNotFoundError(f"{folder}/{tag} holds no learner checkpoint")
 
     def close(self) -> None:
+        """Free what DeepSpeed holds."""
         destroy = getattr(self.engine, "destroy", None)
         if callable(destroy):
             destroy()
@@ -132,7 +133,7 @@ def _optimizer(groups: list[dict[str, Any]], config: LearnerConfig) -> torch.opt
 
 
 def deepspeed_config(policy: nn.Module, config: LearnerConfig, dtype: torch.dtype, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration of a run's learner section."""
+    """Translate a run's learner section into DeepSpeed's configuration."""
     gpu = torch.cuda.is_available()
     numel = sum(parameter.numel() for parameter in policy.parameters())
     bucket = max(min(numel, _LARGEST_BUCKET), 1000)

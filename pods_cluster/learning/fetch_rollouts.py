@@ -1,10 +1,9 @@
-"""The kept rollouts on their way from the generator workers' memory to the rank that trains them."""
+"""Fetching of the kept rollouts from the generator workers' memory, by the rank that trains them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -12,26 +11,12 @@ from ray import exceptions
 
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.generation.kept_rollouts import HandOver, unpack
+from pods_cluster.learning.reports import FetchReport
 from pods_cluster.types import GroupId, Locator, Rollout
 
 
-@dataclass(slots=True)
-class FetchReport:
-    """What one rank got: `nbytes` is the size of the rollouts' numbers as they were sent, `reasons` counts the lost by cause."""
-
-    received: int = 0
-    lost: list[Locator] = field(default_factory=list)
-    reasons: dict[str, int] = field(default_factory=dict)
-    nbytes: int = 0
-    seconds: float = 0.0
-
-    def lose(self, locators: Sequence[Locator], reason: str) -> None:
-        self.lost.extend(locators)
-        self.reasons[reason] = self.reasons.get(reason, 0) + len(locators)
-
-
 class RolloutFetcher:
-    """Takes rollouts by their locators: one request a worker, all at the same time."""
+    """Takes rollouts by their locators: one request to each worker, all at the same time."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Any] = {}
@@ -39,7 +24,7 @@ class RolloutFetcher:
     def fetch(self, locators: Sequence[Locator], timeout: float) -> tuple[dict[Locator, Rollout], FetchReport]:
         """Take `locators` within `timeout` seconds.
 
-        Never raises for a rollout that cannot be had: it is in `report.lost`.
+        Never raises for a rollout that cannot be had: it is in the report's `missing`, with the cause.
         """
         started = time.monotonic()
         report = FetchReport()
@@ -55,13 +40,13 @@ class RolloutFetcher:
             try:
                 pending[self._worker(name).take.remote(list(groups.items()))] = batch
             except ValueError:
-                report.lose(batch, f"worker {name} is gone")
+                report.add_missing(batch, f"worker {name} is gone")
         while pending:
             left = max(started + timeout - time.monotonic(), 0.0)
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=left)
             if not ready:
                 for batch in pending.values():
-                    report.lose(batch, f"worker {batch[0].worker} did not answer in time")
+                    report.add_missing(batch, f"worker {batch[0].worker} did not answer in time")
                 break
             self._receive(ready[0], pending.pop(ready[0]), found, report)
         report.received = len(found)
@@ -76,20 +61,20 @@ class RolloutFetcher:
             packed: HandOver = ray.get(reference)
         except exceptions.RayActorError:
             self._workers.pop(worker, None)
-            report.lose(batch, f"worker {worker} died")
+            report.add_missing(batch, f"worker {worker} died")
             return
         except exceptions.RayError as error:
-            report.lose(batch, f"worker {worker}: {_first_line(error)}")
+            report.add_missing(batch, f"worker {worker}: {_first_line(error)}")
             return
-        report.nbytes += packed.nbytes
-        here = {(rollout.group, rollout.index): rollout for rollout in unpack(packed)}
+        report.received_bytes += packed.nbytes
+        arrived = {(rollout.group, rollout.index): rollout for rollout in unpack(packed)}
         for locator in batch:
-            rollout = here.get((locator.group, locator.index))
+            rollout = arrived.get((locator.group, locator.index))
             if rollout is not None:
                 found[locator] = rollout
             else:
-                reason = packed.absent.get((locator.group, locator.index), "left out of the answer")
-                report.lose([locator], f"worker {worker}: {reason}")
+                cause = packed.absent.get((locator.group, locator.index), "left out of the answer")
+                report.add_missing([locator], f"worker {worker}: {cause}")
 
     def _worker(self, name: str) -> Any:
         if name not in self._workers:

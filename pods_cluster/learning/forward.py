@@ -1,4 +1,4 @@
-"""Kept rollouts to tensors, and tensors to the log-probabilities of their completion tokens."""
+"""Forward pass of the policy: kept rollouts to a padded batch, and that to log-probabilities of completion tokens."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
-from pods_cluster.learning.log_probs import LOGITS_CHUNK, LogProbLinear, log_probs_of
+from pods_cluster.learning.log_probs import LOGITS_CHUNK, LogProbLinear, LogProbsAndEntropy, log_probs_from_logits
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
-"""Prompt ids [P] and completion ids [T]."""
+"""Prompt ids and completion ids of one sequence."""
 
 
 @dataclass(slots=True)
 class TokenBatch:
-    """One padded micro-batch.
+    """One micro-batch, padded on the right.
 
-    `input_ids` [B, L] int64, padded on the right. The N completion tokens of all rows lie one after another:
-    `positions` [N] index the flattened [B * L] at which each is predicted (one before its own place), `targets` [N]
-    are their ids, `rows` [N] the row of each.
+    The completion tokens of all rows lie one after another: `targets` are their ids, `rows` the row of each, and
+    `positions` the index into the flattened batch at which each is predicted (one before its own).
     """
 
-    input_ids: Tensor
-    positions: Tensor
-    targets: Tensor
-    rows: Tensor
+    input_ids: Int64[Tensor, "rows length"]
+    positions: Int64[Tensor, " tokens"]
+    targets: Int64[Tensor, " tokens"]
+    rows: Int64[Tensor, " tokens"]
 
     @property
     def tokens(self) -> int:
+        """Completion tokens."""
         return len(self.targets)
 
 
 def collate(sequences: Sequence[TokenPair], device: torch.device | str = "cpu") -> TokenBatch:
-    """Pad sequences on the right. With none of them: one row of one token and no targets, for a dummy pass."""
+    """Pad sequences on the right. Without any: one row of one token and no targets, for a dummy pass."""
     if not sequences:
         sequences = [((0,), ())]
     lengths = [len(prompt) + len(completion) for prompt, completion in sequences]
@@ -57,43 +58,46 @@ def collate(sequences: Sequence[TokenPair], device: torch.device | str = "cpu") 
 
 
 class Policy(nn.Module):
-    """A causal language model as the learner calls it: batch in, log-probabilities of the completion tokens out.
+    """Causal language model that maps a batch to the log-probabilities of its completion tokens.
 
-    With padding on the right no token of a sequence can attend to padding through a causal mask, and positions count
-    from 0 in every row: neither an attention mask nor position ids are needed, and attention takes its fast causal
-    path.
+    With padding on the right a causal mask keeps every token of a sequence from attending to padding, and positions
+    count from 0 in every row. So neither an attention mask nor position ids are needed, and attention takes its fast
+    causal path.
 
-    Where the model is a decoder plus a plain linear output layer, logits are made chunk by chunk (see `head.py`); any
-    other structure (caps or scales on its logits, several heads) goes through its own full logits. Which one is found
-    by `probe`.
+    If the model is a decoder with a plain linear output layer, `enable_chunked_head` makes it compute logits chunk by
+    chunk (see `log_probs`). Any other structure (caps or scales on its logits, several heads) computes all logits.
     """
 
     def __init__(self, model: nn.Module, *, chunk: int = LOGITS_CHUNK) -> None:
         super().__init__()
         self.model = model
         self.chunk = chunk
-        self.chunked = False
+        self.chunked_head = False
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """float32 [N] log-probabilities (natural log, logits divided by `temperature`) and entropies (no gradient)."""
-        if self.chunked:
-            core = cast(Any, inner(self.model))
+        self,
+        input_ids: Int64[Tensor, "rows length"],
+        positions: Int64[Tensor, " tokens"],
+        targets: Int64[Tensor, " tokens"],
+        temperature: float,
+    ) -> LogProbsAndEntropy:
+        """Log-probabilities of `targets` and entropies, both after division of the logits by `temperature`."""
+        if self.chunked_head:
+            core = cast(Any, unwrap_peft(self.model))
             hidden = core.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
             hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
             return core.get_output_embeddings()(hidden, targets=targets, temperature=temperature, chunk=self.chunk)
         logits = self.model(input_ids=input_ids, use_cache=False).logits
-        return log_probs_of(logits.reshape(-1, logits.shape[-1])[positions], targets, temperature, self.chunk)
+        return log_probs_from_logits(logits.reshape(-1, logits.shape[-1])[positions], targets, temperature, self.chunk)
 
     @torch.no_grad()
-    def probe(self) -> bool:
-        """Turn the chunked head on if the model's own logits come out of it for a few tokens; returns whether they do.
+    def enable_chunked_head(self) -> bool:
+        """Use the chunked head if it reproduces the model's own logits for a few tokens. Returns whether it does.
 
-        Call it on an ordinary (not partitioned) model, on the device where its kernels run.
+        The model must not be partitioned yet, and lie on a device where its kernels run.
         """
-        self.chunked = False
-        core = cast(Any, inner(self.model))
+        self.chunked_head = False
+        core = cast(Any, unwrap_peft(self.model))
         head: Any = core.get_output_embeddings() if hasattr(core, "get_output_embeddings") else None
         decoder = core.get_decoder() if hasattr(core, "get_decoder") else None
         if type(head) not in (nn.Linear, LogProbLinear) or decoder is None or decoder is core:
@@ -113,19 +117,19 @@ class Policy(nn.Module):
         if expected.shape != logits.shape or not torch.allclose(expected, logits, rtol=1e-3, atol=1e-3):
             return False
         head.__class__ = LogProbLinear
-        self.chunked = True
+        self.chunked_head = True
         return True
 
 
-def inner(model: nn.Module) -> nn.Module:
-    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
+def unwrap_peft(model: nn.Module) -> nn.Module:
+    """Return the Hugging Face model inside a PEFT wrapper, or the model itself."""
     tuner = getattr(model, "base_model", None)
     if tuner is not None and hasattr(model, "peft_config"):
         return cast(nn.Module, tuner.model)
     return model
 
 
-def without_adapter(model: nn.Module) -> Any:
-    """A context in which a PEFT model computes as its base model does."""
+def adapter_disabled(model: nn.Module) -> Any:
+    """Context in which a PEFT model computes as its base model does."""
     disable = getattr(model, "disable_adapter", None)
     return disable() if callable(disable) and hasattr(model, "peft_config") else nullcontext()

@@ -1,9 +1,9 @@
-"""Training states on disk that any number of ranks of any ZeRO stage can read.
+"""Files of a training state that any number of ranks of any ZeRO stage can read.
 
     <folder>/fragments-<rank>-<part>.safetensors   one-dimensional float32 tensors "<kind> <start> <parameter>"
 
-Every rank writes the pieces that it holds, without talking to the others; a reader takes from all files what overlaps
-the pieces that it holds itself. `kind` is the float32 weight (`master`) or one of Adam's moments.
+Every rank writes the fragments that it holds, without talking to the others, and reads from all files the elements of
+those that it holds then. `kind` is the float32 weight (`master`) or one of Adam's moments.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,11 +26,11 @@ _PART_BYTES = 1 << 30
 
 
 class MissingFragment(Exception):
-    """The files do not hold all of a parameter; the text names it."""
+    """A parameter of which the files do not hold every element; the text names it."""
 
 
-def write(folder: Path, rank: int, fragments: Iterable[Fragment], part_bytes: int = _PART_BYTES) -> None:
-    """Write one rank's pieces, in files of about `part_bytes`."""
+def write_fragments(folder: Path, rank: int, fragments: Iterable[Fragment], part_bytes: int = _PART_BYTES) -> None:
+    """Write one rank's fragments, in files of about `part_bytes`."""
     part, held, nbytes = 0, dict[str, Tensor](), 0
 
     def flush() -> None:
@@ -47,11 +48,11 @@ def write(folder: Path, rank: int, fragments: Iterable[Fragment], part_bytes: in
         flush()
 
 
-class Reader:
-    """All pieces below a folder, by parameter. Use it as a context; tensors are read when they are asked for."""
+class FragmentReader:
+    """All fragments in a folder, by parameter. Use it as a context; tensors are read when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises MissingFragment for a folder without pieces or with a broken file."""
+        """Raises MissingFragment for a folder without fragments or with a broken file."""
         self._folder = folder
         self._open = ExitStack()
         self._pieces: dict[tuple[str, str], list[tuple[int, int, Any, str]]] = defaultdict(list)
@@ -61,7 +62,7 @@ class Reader:
         for path in files:
             try:
                 file = self._open.enter_context(safe_open(path, framework="pt"))
-                for key in file.keys():  # noqa: SIM118 (it is no dict)
+                for key in file.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                     kind, start, name = key.split(" ", 2)
                     (numel,) = file.get_slice(key).get_shape()
                     self._pieces[kind, name].append((int(start), int(start) + numel, file, key))
@@ -69,14 +70,14 @@ class Reader:
                 self._open.close()
                 raise MissingFragment(f"{path}: broken ({error})") from error
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> FragmentReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def read(self, fragment: Fragment, kind: str) -> Tensor:
-        """float32 [numel]: that place of that parameter. Raises MissingFragment if a part of it is nowhere."""
+    def read(self, fragment: Fragment, kind: str) -> Float[Tensor, " numel"]:
+        """The fragment's range of its parameter, in float32. Raises MissingFragment if a part of it is in no file."""
         first, last = fragment.start, fragment.start + fragment.numel
         result = torch.empty(fragment.numel, dtype=torch.float32)
         found = 0

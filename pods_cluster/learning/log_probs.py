@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens without the matrix of all logits.
 
-For a vocabulary of 150,000 the float32 logits of 16,384 tokens are 9.8 GB, and their gradient as much again. Here they
-exist for one chunk of tokens at a time: forward keeps one number a token, backward makes the chunk's logits again.
+For a vocabulary of 150,000 the float32 logits of 16,384 tokens take 9.8 GB, and their gradient as much again. Here they
+exist for one chunk of tokens at a time: forward keeps one number per token, backward computes the chunk's logits again.
 """
 
 from __future__ import annotations
@@ -9,26 +9,36 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_CHUNK = 1024
-"""Tokens whose logits exist at the same time."""
+"""Tokens in a chunk, whose logits exist at the same time."""
+
+
+LogProbsAndEntropy = tuple[Float32[Tensor, " tokens"], Float32[Tensor, " tokens"]]
+"""Natural log-probability of each target under softmax(logits / temperature), and that distribution's entropy in nats,
+which carries no gradient."""
 
 
 class TokenLogProbs(torch.autograd.Function):
-    """(hidden [N, H], weight [V, H], bias [V] | None, targets [N], 1 / temperature, chunk) -> log-probs, entropy:
-    float32 [N].
+    """Output layer and log-softmax in one, chunk by chunk: the differentiable part of `LogProbLinear`.
 
-    The log-probability is that of `targets` under softmax(logits / temperature); the entropy (nats) is that of the same
-    distribution and carries no gradient. The weight's gradient is summed over chunks in float32.
+    `scale` is 1 / temperature. The weight's gradient is summed over chunks in float32.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Float[Tensor, "tokens hidden"],
+        weight: Float[Tensor, "vocab hidden"],
+        bias: Float[Tensor, " vocab"] | None,
+        targets: Int64[Tensor, " tokens"],
+        scale: float,
+        chunk: int,
+    ) -> LogProbsAndEntropy:
         log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         for start in range(0, len(targets), chunk):
@@ -75,31 +85,43 @@ class TokenLogProbs(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """float32 [n, V], divided by the temperature."""
+def _logits(
+    hidden: Float[Tensor, "tokens hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    bias: Float[Tensor, " vocab"] | None,
+    scale: float,
+) -> Float32[Tensor, "tokens vocab"]:
+    """Logits divided by the temperature."""
     logits = functional.linear(hidden, weight, bias).float()
     return logits.mul_(scale) if scale != 1.0 else logits
 
 
 class LogProbLinear(nn.Linear):
-    """An output layer that, given targets, returns log-probabilities in place of logits.
+    """Output layer that, given targets, returns log-probabilities and entropies in place of logits.
 
-    All chunks are one call of this module: under ZeRO-3 the weight is gathered once a pass, as often on every rank,
-    however many tokens each of them has. A loaded model's layer becomes one by `layer.__class__ = LogProbLinear`.
+    All chunks are one call of this module, so under ZeRO-3 every rank gathers the weight once per pass, however many
+    tokens it has. A loaded model's layer becomes one by `layer.__class__ = LogProbLinear`.
     """
 
     def forward(  # type: ignore[override]
-        self, input: Tensor, targets: Tensor | None = None, temperature: float = 1.0, chunk: int = LOGITS_CHUNK
+        self,
+        input: Float[Tensor, "... hidden"],
+        targets: Int64[Tensor, " tokens"] | None = None,
+        temperature: float = 1.0,
+        chunk: int = LOGITS_CHUNK,
     ) -> Any:
         if targets is None:
             return super().forward(input)
         return TokenLogProbs.apply(input, self.weight, self.bias, targets, 1.0 / temperature, chunk)
 
 
-def log_probs_of(
-    logits: Tensor, targets: Tensor, temperature: float, chunk: int = LOGITS_CHUNK
-) -> tuple[Tensor, Tensor]:
-    """The same from logits [N, V] that exist already: float32 log-probs and entropy [N], made again in backward."""
+def log_probs_from_logits(
+    logits: Float[Tensor, "tokens vocab"],
+    targets: Int64[Tensor, " tokens"],
+    temperature: float,
+    chunk: int = LOGITS_CHUNK,
+) -> LogProbsAndEntropy:
+    """Log-probabilities and entropies from logits that exist already; each chunk is computed again in backward."""
     parts = [
         checkpoint(
             _chunk_log_probs,
@@ -113,7 +135,9 @@ def log_probs_of(
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _chunk_log_probs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk_log_probs(
+    logits: Float[Tensor, "tokens vocab"], targets: Int64[Tensor, " tokens"], temperature: float
+) -> LogProbsAndEntropy:
     log_probs = functional.log_softmax(logits.float() / temperature, dim=-1)
     with torch.no_grad():
         entropy = -(log_probs.exp() * log_probs).sum(-1)

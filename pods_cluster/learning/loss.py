@@ -1,8 +1,18 @@
-"""The GRPO-PODS objective of one micro-batch (arXiv 2504.13818, eq. 1 and section 3), and what is measured beside it.
+"""The GRPO-PODS objective of one micro-batch (arXiv 2504.13818, eq. 1 and section 3), and statistics beside it.
 
 Three policies: mu, the engine that sampled; pi_old, the learner at the start of the step; pi_theta, the learner now.
-The clipped ratio is pi_theta / pi_old. mu enters through one detached factor min(pi_old / mu, C) a token and nowhere
-else.
+An optimiser step minimises, over all tokens t of all kept rollouts i of its groups,
+
+    L(theta) = - sum_i,t  w_i * c_i,t * min( r_i,t * A_i,  clip(r_i,t, 1 - clip_low, 1 + clip_high) * A_i )
+               + kl_coefficient * sum_i,t  w_i * ( q_i,t - log q_i,t - 1 )
+
+    r_i,t = pi_theta(o_i,t) / pi_old(o_i,t)            the clipped ratio; the only factor with a gradient
+    c_i,t = min( pi_old(o_i,t) / mu(o_i,t), C )        the importance correction: detached, 1 where it is off
+    q_i,t = pi_ref(o_i,t) / pi_theta(o_i,t)            k3 estimate of KL(pi_theta || pi_ref), off by default
+
+where each probability is that of the sampled token o_i,t given its prompt and the tokens before it. A_i is the advantage
+over the group's kept rollouts (`advantage`), and w_i the token weight (`step_plan`): 1 / (groups * kept * |o_i|) for
+`sequence_mean`. mu enters through c alone and is never the denominator of the clipped ratio.
 """
 
 from __future__ import annotations
@@ -10,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float32
 from torch import Tensor
 
 LOG_LIMIT = 20.0
@@ -18,7 +29,11 @@ LOG_LIMIT = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """`correction_mask`: tokens whose factor pi_old / mu lies outside [lowest, highest] leave the loss (IcePop)."""
+    """Settings of the objective.
+
+    `correction_cap` is C. With a `correction_mask` (IcePop), tokens whose pi_old / mu lies outside [lowest, highest] leave
+    the loss.
+    """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -29,21 +44,21 @@ class LossSettings:
 
 
 def grpo_loss(
-    log_probs: Tensor,
-    old_log_probs: Tensor | None,
-    engine_log_probs: Tensor | None,
-    reference_log_probs: Tensor | None,
-    advantages: Tensor,
-    token_weights: Tensor,
+    log_probs: Float32[Tensor, " tokens"],
+    old_log_probs: Float32[Tensor, " tokens"] | None,
+    engine_log_probs: Float32[Tensor, " tokens"] | None,
+    reference_log_probs: Float32[Tensor, " tokens"] | None,
+    advantages: Float32[Tensor, " tokens"],
+    token_weights: Float32[Tensor, " tokens"],
     settings: LossSettings,
-) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Loss of a micro-batch: the sum over its tokens of token_weight x term. All arguments are float32 [N], one a
-    token.
+) -> tuple[Float32[Tensor, ""], dict[str, Float32[Tensor, ""]], dict[str, Float32[Tensor, ""]]]:
+    """Loss of a micro-batch: its tokens' part of the sum above.
 
-    `old_log_probs` None means pi_old = pi_theta (the only optimiser step of a batch): the ratio is 1 in value and
-    carries the gradient. `engine_log_probs` may hold NaN where the engine gave none; such a token has factor 1.
+    `log_probs` are those of pi_theta, `engine_log_probs` those of mu. `old_log_probs` None means pi_old = pi_theta (the
+    only optimiser step of a batch): the ratio is 1 in value and carries the gradient. Where `engine_log_probs` is NaN
+    the engine gave none, and the token's correction is 1.
 
-    Returns the loss (a scalar, with gradient), sums and maxima for `Sums` (scalars on the device, detached).
+    Returns the loss with its gradient, and the sums and maxima of a `TokenStats`, detached, on the device.
     """
     current = log_probs.detach()
     old = current if old_log_probs is None else old_log_probs

@@ -1,4 +1,4 @@
-"""The policy from a Hugging Face folder: dtype, attention, adapters, and which parameters decay."""
+"""Loading of the policy from a Hugging Face folder: dtype, attention, adapters, parameter groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from pods_cluster.config import LearnerConfig, LoraConfig, ModelConfig
-from pods_cluster.learning.forward import inner
+from pods_cluster.learning.forward import unwrap_peft
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -19,7 +19,7 @@ class ModelError(Exception):
 
 
 def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
-    """The causal language model of `model.path` (or of `path`) on the CPU, without dropout.
+    """Load the causal language model of `model.path` (or of `path`) on the CPU, without dropout.
 
     Dropout is off because a rollout's probability under the learner must be the one that the engine sampled from.
     Raises ModelError naming `model.path`, with the library's reason.
@@ -44,7 +44,7 @@ def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, with `model.chat_template` (a template or a path to one) in place of its own if given."""
+    """Load the model's tokenizer; `model.chat_template` (a template or a path to one), if given, replaces its own."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -58,8 +58,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
-def prepare(model: PreTrainedModel, config: LearnerConfig) -> nn.Module:
-    """Adapters and activation checkpointing as configured; the module whose trainable parameters are updated."""
+def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> nn.Module:
+    """Add adapters and activation checkpointing as configured. Returns the module that is trained."""
     trained: nn.Module = model
     if config.lora is not None:
         trained = add_adapters(model, config.lora)
@@ -74,10 +74,10 @@ def prepare(model: PreTrainedModel, config: LearnerConfig) -> nn.Module:
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
-    """Low-rank adapters (PEFT) on all linear layers but the output layer, or on those named.
+    """Add low-rank adapters (PEFT) to all linear layers but the output layer, or to those named.
 
-    Raises ModelError for a target that does not exist, or whose weight another layer computes with too: the adapter
-    would change both in an engine that is given merged weights, and one here.
+    Raises ModelError for a target that does not exist, or whose weight another layer shares: an engine that is given
+    merged weights would then change both layers, the learner only one.
     """
     import peft
 
@@ -97,7 +97,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
         )
     except ValueError as error:
         raise ModelError(f"learner.lora.target_modules: {lora.target_modules!r}: {error}") from error
-    for name, module in inner(adapted).named_modules():
+    for name, module in unwrap_peft(adapted).named_modules():
         if hasattr(module, "lora_A") and id(cast(Any, module).get_base_layer().weight) in shared:
             raise ModelError(
                 f"learner.lora.target_modules: {name} shares its weight with another layer (tied embeddings), so an "
@@ -115,7 +115,7 @@ def _shared_weights(model: nn.Module) -> set[int]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: matrices decay, vectors (norms and biases) do not."""
+    """Optimiser groups of the trainable parameters: matrices decay, vectors (norms and biases) do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay, "name": "decay"},
@@ -126,6 +126,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def hidden_size(model: nn.Module) -> int:
     """Width of the model's residual stream, from its configuration."""
-    config = cast(Any, inner(model)).config
+    config = cast(Any, unwrap_peft(model)).config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(getattr(text, "hidden_size", 1024))

@@ -1,4 +1,4 @@
-"""The ranks' process group: NCCL between GPUs, gloo between CPUs, and DeepSpeed attached to it."""
+"""Process group of the learner's ranks: NCCL between GPUs, gloo between CPUs, with DeepSpeed attached to it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ log = logging.getLogger(__name__)
 
 
 class RendezvousError(Exception):
-    """The ranks did not meet; the text names the address and the deadline."""
+    """A rendezvous at which not all ranks came; the text names the address and the deadline."""
 
 
 def open_store(host: str, world_size: int, timeout: float) -> TCPStore:
-    """Rank 0's meeting point, on a port that the system chooses (`store.port`), so that no two groups race for one."""
+    """Open rank 0's rendezvous store, on a port that the system chooses (`store.port`), so that groups never race for one."""
     return TCPStore(host, 0, world_size, True, timedelta(seconds=timeout), wait_for_workers=False)
 
 
 def join(
-    rank: int, world_size: int, host: str, port: int, *, store: TCPStore | None, timeout: float, op_timeout: float
+    rank: int,
+    world_size: int,
+    host: str,
+    port: int,
+    *,
+    store: TCPStore | None,
+    timeout: float,
+    collective_timeout: float,
 ) -> None:
     """Meet the other ranks (`timeout` seconds), initialise torch.distributed, and attach DeepSpeed.
 
-    `op_timeout` bounds every collective after that. Raises RendezvousError.
+    `collective_timeout` bounds every collective after that. Raises RendezvousError.
     """
     gpu = torch.cuda.is_available()
     # The five variables keep DeepSpeed from looking for an MPI launcher. A rank sees one device, so its local rank is
@@ -54,7 +61,7 @@ def join(
             timeout=timedelta(seconds=timeout),
         )
         dist.barrier()
-        _set_pg_timeout(timedelta(seconds=op_timeout), dist.group.WORLD)
+        _set_pg_timeout(timedelta(seconds=collective_timeout), dist.group.WORLD)
     except (RuntimeError, ValueError) as error:
         raise RendezvousError(
             f"learner rank {rank} of {world_size} did not meet the others at {host}:{port} in {timeout:g} s: {error}"
@@ -67,7 +74,7 @@ def attach_deepspeed() -> None:
 
     On a CPU DeepSpeed compiles a shared-memory all-reduce at its first start: a minute, and a C++ compiler and ninja
     must be there. Its one user is `inference_all_reduce` (tensor-parallel inference); the collectives of ZeRO go to
-    gloo all the same. So it is left out, and a machine without a compiler trains like any other.
+    gloo anyway. So it is left out, and a machine without a compiler can train.
     """
     import deepspeed
 
@@ -83,8 +90,10 @@ def attach_deepspeed() -> None:
 
 
 def _import_muon() -> None:
-    """DeepSpeed imports its optimiser Muon to see that ours is another one, and that module compiles a function. Here
-    it is imported uncompiled, before: no rank uses it, and torch's compiler takes more than a second to import.
+    """Import DeepSpeed's Muon optimiser with torch's compiler off.
+
+    DeepSpeed imports it to compare our optimiser with it, and the module compiles a function. No rank uses it, and
+    torch's compiler takes more than a second to import.
     """
     switch = "TORCHDYNAMO_DISABLE"
     before = os.environ.get(switch)
@@ -100,13 +109,13 @@ def _import_muon() -> None:
 
 
 def leave() -> None:
-    """Free the group's sockets; safe to call when there is none."""
+    """Leave the group and free its sockets; safe to call without one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _choose_interface() -> None:
-    """Make gloo bind to the interface that the other nodes know this one by, not to what its host name resolves to."""
+    """Make gloo bind to the interface of this node's Ray address, not to the one its host name resolves to."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
     address = _node_address()

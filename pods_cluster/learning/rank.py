@@ -7,64 +7,58 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
 from pods_cluster.config import Config
+from pods_cluster.learning.reports import FetchReport, RankInfo, RankMemory, RankResult
 from pods_cluster.types import Locator, Rollout
 from pods_cluster.weights.relay_plan import Place
 
 if TYPE_CHECKING:
-    from pods_cluster.learning.fetch_rollouts import FetchReport
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    from pods_cluster.learning.fetch_rollouts import RolloutFetcher
     from pods_cluster.learning.forward import TokenPair
     from pods_cluster.learning.step_plan import RankPlan
-    from pods_cluster.learning.step_sums import RankResult
+    from pods_cluster.learning.trainer import Trainer
     from pods_cluster.weights.protocol import TensorSpec, WeightUpdate
+    from pods_cluster.weights.sender import WeightSender
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RankInfo:
-    """What a started rank says of itself. `chunked_head`: logits are made chunk by chunk (see `head.py`)."""
-
-    rank: int
-    node: str
-    pid: int
-    device: str
-    parameters: int
-    trainable: int
-    chunked_head: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """Bytes: peak of the process (of the GPU where there is one), and optimiser states with float32 master weights."""
-
-    peak: int
-    optimizer: int
+T = TypeVar("T")
 
 
 class LearnerRank:
-    """The actor. Its methods run one at a time, but `weights_close` and `ping` answer also while another hangs."""
+    """One data-parallel rank of the learner, run as a Ray actor.
+
+    Its methods run one at a time, except `weights_close` and `ping`, which answer also while another one hangs.
+    """
 
     def __init__(self, config: Config, threads: int) -> None:
         self.config = config
         self.threads = threads
         self.rank = -1
         self.world_size = 0
-        self._store: Any = None
-        self._trainer: Any = None
-        self._sender: Any = None
-        self._fetcher: Any = None
+        self._store: TCPStore | None = None
+        self._trainer: Trainer | None = None
+        self._sender: WeightSender | None = None
+        self._fetcher: RolloutFetcher | None = None
         self._rollouts: dict[Locator, Rollout] = {}
 
+    @property
+    def trainer(self) -> Trainer:
+        """The rank's trainer. Raises RuntimeError before `start`."""
+        return _started(self._trainer)
+
+    @property
+    def sender(self) -> WeightSender:
+        """The rank's end of the weight broadcast. Raises RuntimeError before `start`."""
+        return _started(self._sender)
+
     def open_store(self, world_size: int, timeout: float) -> tuple[str, int]:
-        """Rank 0 opens the ranks' meeting point; host and port."""
+        """Open the store at which the ranks meet (rank 0). Returns its host and port."""
         from pods_cluster.learning.process_group import open_store
 
         host = ray.util.get_node_ip_address()
@@ -72,7 +66,7 @@ class LearnerRank:
         return host, self._store.port
 
     def start(self, rank: int, world_size: int, host: str, port: int, timeout: float) -> RankInfo:
-        """Become one of the ranks: meet the others and build model and optimiser; all ranks at the same time."""
+        """Meet the other ranks and build model and optimiser; all ranks call it at the same time."""
         import torch
 
         self.rank, self.world_size = rank, world_size
@@ -91,56 +85,57 @@ class LearnerRank:
             port,
             store=self._store,
             timeout=timeout,
-            op_timeout=self.config.learner.step_timeout,
+            collective_timeout=self.config.learner.step_timeout,
         )
         met = time.monotonic()
-        self._trainer = Trainer(self.config, self.rank, self.world_size)
+        trainer = self._trainer = Trainer(self.config, self.rank, self.world_size)
         self._fetcher = RolloutFetcher()
-        device = self._trainer.engine.device
+        device = trainer.engine.device
         self._sender = WeightSender(
-            self._trainer.sent,
+            trainer.sent_weights,
             self.rank,
             ray.util.get_node_ip_address(),
             device if device.type == "cuda" else None,
-            computed=self._trainer.weights,
+            computed=trainer.model_weights,
         )
         return RankInfo(
             rank=self.rank,
             node=socket.gethostname(),
             pid=os.getpid(),
-            device=str(self._trainer.engine.device),
-            parameters=self._trainer.parameters,
-            trainable=self._trainer.trainable,
-            chunked_head=self._trainer.chunked,
-            seconds={"rendezvous": met - began, "model": time.monotonic() - met},
+            device=str(device),
+            parameters=trainer.parameters,
+            trainable=trainer.trainable,
+            chunked_head=trainer.chunked_head,
+            rendezvous_seconds=met - began,
+            model_seconds=time.monotonic() - met,
         )
 
     def fetch(self, locators: Sequence[Locator], timeout: float) -> FetchReport:
-        """Take these rollouts from their workers and hold them for `train`; what could not be had is in the report."""
-        found, report = self._fetcher.fetch(locators, timeout)
+        """Take these rollouts from their workers and hold them for `train`; the report names those that are missing."""
+        found, report = _started(self._fetcher).fetch(locators, timeout)
         self._rollouts.update(found)
         return report
 
     def train(self, plan: RankPlan, learning_rate: float) -> RankResult:
-        """Train this rank's part and forget the rollouts. Collective."""
+        """Train this rank's part of the plan, then drop the rollouts. Collective."""
         try:
-            return self._trainer.train(plan, self._rollouts, learning_rate)
+            return self.trainer.train(plan, self._rollouts, learning_rate)
         finally:
             self._rollouts.clear()
 
-    def forget(self) -> None:
+    def drop_rollouts(self) -> None:
         """Drop fetched rollouts that will not be trained."""
         self._rollouts.clear()
 
     def score(self, sequences: Sequence[TokenPair], temperature: float) -> list[list[float]]:
         """Log-probabilities of given completions under the current weights. All ranks call it."""
-        return self._trainer.score(sequences, temperature)
+        return self.trainer.score(sequences, temperature)
 
     # weights: see pods_cluster/weights/sender.py
 
     def weights_specs(self) -> tuple[TensorSpec, ...]:
-        """Name, shape and dtype of every tensor that a version is sent as."""
-        return self._trainer.sent.specs()
+        """Specs of the tensors that every weight version is sent as."""
+        return self.trainer.sent_weights.specs()
 
     def weights_place(self) -> Place:
         """The node and card of this rank."""
@@ -156,15 +151,15 @@ class LearnerRank:
         followers: tuple[int, ...] = (),
     ) -> tuple[str, int]:
         """Rank 0 listens for the receivers of a new broadcast group; host and port."""
-        return self._sender.open(transport, name, receivers, timeout, hub, followers)
+        return self.sender.open(transport, name, receivers, timeout, hub, followers)
 
     def weights_connect(self, timeout: float) -> None:
         """Rank 0 meets the receivers."""
-        self._sender.connect(timeout)
+        self.sender.connect(timeout)
 
-    def weights_send(self, update: WeightUpdate) -> Any:
+    def weights_send(self, update: WeightUpdate) -> None:
         """Send one version. All ranks call it: they gather bucket by bucket, rank 0 sends."""
-        return self._sender.send(update)
+        self.sender.send(update)
 
     @ray.method(concurrency_group="control")
     def weights_close(self) -> None:
@@ -174,7 +169,7 @@ class LearnerRank:
 
     def weights_fingerprints(self) -> dict[str, str]:
         """Fingerprint of every parameter that an engine computes with after `weights_send`. All ranks call it."""
-        return self._sender.fingerprints()
+        return self.sender.fingerprints()
 
     # states on disk
 
@@ -182,10 +177,10 @@ class LearnerRank:
         """Write this rank's part of a checkpoint; all ranks call it."""
         from pods_cluster.learning import rank_checkpoint
 
-        rank_checkpoint.save(self._trainer, Path(folder), self.world_size)
+        rank_checkpoint.save(self.trainer, Path(folder), self.world_size)
 
     def commit(self, partial: str, final: str) -> None:
-        """Put a checkpoint that all ranks have written in its place (rank 0)."""
+        """Rename a checkpoint that all ranks have written to its final path (rank 0)."""
         from pods_cluster.learning import rank_checkpoint
 
         rank_checkpoint.commit(Path(partial), Path(final))
@@ -194,20 +189,21 @@ class LearnerRank:
         """Read a checkpoint; all ranks call it."""
         from pods_cluster.learning import rank_checkpoint
 
-        rank_checkpoint.load(self._trainer, Path(folder), self.world_size)
+        rank_checkpoint.load(self.trainer, Path(folder), self.world_size)
 
     def export(self, folder: str) -> None:
         """Write the model in Hugging Face format (rank 0 writes; all ranks call it)."""
-        from pods_cluster.learning import rank_checkpoint
+        from pods_cluster.learning.model_export import export
 
-        rank_checkpoint.export(self._trainer, Path(folder))
+        export(self.trainer, Path(folder))
 
     def memory(self) -> RankMemory:
-        return RankMemory(peak=self._trainer.peak_bytes(), optimizer=self._trainer.engine.optimizer_bytes())
+        """Memory that this rank holds."""
+        return RankMemory(peak=self.trainer.peak_bytes(), optimizer=self.trainer.engine.optimizer_bytes())
 
     @ray.method(concurrency_group="control")
     def ping(self) -> int:
-        """Answers as long as the process lives: its rank, -1 before `start`."""
+        """Answer as long as the process lives. Returns the rank, -1 before `start`."""
         return self.rank
 
     def shutdown(self) -> None:
@@ -219,3 +215,9 @@ class LearnerRank:
         if self._trainer is not None:
             self._trainer.engine.close()
         process_group.leave()
+
+
+def _started(part: T | None) -> T:
+    if part is None:
+        raise RuntimeError("this learner rank has not started; call start on all ranks first")
+    return part

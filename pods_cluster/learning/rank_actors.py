@@ -1,4 +1,4 @@
-"""The learner's ranks as Ray actors: their places, their start and end, and calls to all of them with a deadline."""
+"""The ranks of a learner group as Ray actors: placement, start and end, and calls to all of them with a deadline."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ray import exceptions
 
 from pods_cluster.actor_names import NAMESPACE, actor_name, demand
 from pods_cluster.config import Config
-from pods_cluster.learning.rank import LearnerRank, RankInfo
+from pods_cluster.learning.rank import LearnerRank
+from pods_cluster.learning.reports import RankInfo
 
 RESOURCE = "pods_learner"
-GRACE = 30.0
+REPLY_TIMEOUT = 30.0
+"""Seconds in which a rank answers a call that computes nothing."""
 _CLOSE_TIMEOUT = 10.0
 # Ray leaves a process that asked for no card all cards of its node.
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -30,28 +32,31 @@ class ResizeError(LearnerError):
     """The group could not get another size; it works on with the one that it had."""
 
 
-def rank_demand(config: Config, there: Mapping[str, float]) -> dict[str, float]:
-    """Ray resources of one rank on a cluster that offers `there`."""
+def rank_demand(config: Config, offered: Mapping[str, float]) -> dict[str, float]:
+    """Ray resources that one rank asks for, on a cluster that offers `offered`."""
     learner = config.learner
-    return demand(RESOURCE, learner.cpus_per_worker, learner.gpus(there.get("GPU", 0.0)), there)
+    return demand(RESOURCE, learner.cpus_per_worker, learner.gpus(offered.get("GPU", 0.0)), offered)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class _RankActor:
     name: str
     handle: Any
 
 
-class Ranks:
-    """The actors of a learner group of `workers` ranks. A call of all fails for all with the first one's cause."""
+class RankActors:
+    """The actors of a learner group of `workers` ranks.
+
+    The first failure of a call breaks the whole group, because the other ranks may wait for the failed one for ever.
+    """
 
     def __init__(self, config: Config, actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config
         self.workers = config.learner.workers
         self.infos: list[RankInfo] = []
-        self._options = actor_options
-        self._ranks: list[_Rank] = []
-        self._reserved: list[_Rank] = []
+        self._extra_options = actor_options
+        self._ranks: list[_RankActor] = []
+        self._reserved: list[_RankActor] = []
         self._next = 0
         self._broken: str | None = None
 
@@ -66,44 +71,44 @@ class Ranks:
         return [rank.name for rank in self._ranks]
 
     async def start(self) -> list[RankInfo]:
-        """Create the actors, let them meet, load the model. Raises LearnerError with the first rank's cause."""
+        """Create the actors, let them meet and load the model. Raises LearnerError with the first failed rank's cause."""
         timeout = self.config.learner.start_timeout
         reserved, self._reserved = self._reserved, []
         _kill(reserved[self.workers :])
-        ranks = [self._create(place) for place in range(self.workers - len(reserved))]
+        ranks = [self._create(number) for number in range(self.workers - len(reserved))]
         self._ranks = [*ranks, *reserved[: self.workers]]
         opening = self._ranks[0].handle.open_store.remote(self.workers, timeout)
-        host, port = await self._one(opening, timeout, "open their meeting point")
+        host, port = await self._call_one(opening, timeout, "open their rendezvous store")
         calls = [
             rank.handle.start.remote(number, self.workers, host, port, timeout)
             for number, rank in enumerate(self._ranks)
         ]
-        self.infos = await self._all(calls, timeout, "start")
+        self.infos = await self._call_all(calls, timeout, "start")
         return self.infos
 
     async def reserve(self, workers: int, timeout: float) -> None:
-        """Make sure of the room that a group of `workers` needs beyond this one's: actors that do nothing yet.
+        """Place the actors that a group of `workers` needs beyond this one's; they do nothing yet.
 
-        Raises LearnerError after `timeout` seconds; cancelled or failed it keeps none of them.
+        Raises LearnerError after `timeout` seconds; a call that fails or is cancelled keeps none of them.
         """
         await self._reserve(range(self.workers, workers), timeout)
 
-    async def take_places(self, timeout: float) -> None:
-        """Have the ranks placed before `start`: where they share cards with generators, which fit anywhere, they choose
-        first. Raises LearnerError after `timeout` seconds."""
+    async def place_ranks(self, timeout: float) -> None:
+        """Place this group's actors before `start`, so that Ray finds room for them before it does for the generators,
+        whose smaller parts of a card fit anywhere. Raises LearnerError after `timeout` seconds."""
         await self._reserve(range(self.workers), timeout)
 
-    async def _reserve(self, places: range, timeout: float) -> None:
+    async def _reserve(self, numbers: range, timeout: float) -> None:
         self.release()
-        more = [self._create(place) for place in places]
+        more = [self._create(number) for number in numbers]
         self._reserved = more
-        who = f"{len(more)}{' more' if places.start else ''} learner rank(s)"
+        who = f"{len(more)}{' more' if numbers.start else ''} learner rank(s)"
         calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
         try:
             await asyncio.wait_for(asyncio.gather(*calls), timeout)
         except BaseException as error:
             _kill(more)
-            if self._reserved is more:  # a later call may have begun before this one heard that it is called off
+            if self._reserved is more:  # a later call may have begun before this one learned of its cancellation
                 self._reserved = []
             if isinstance(error, TimeoutError):
                 raise LearnerError(f"{who} were not placed within {timeout:g} s") from None
@@ -112,36 +117,40 @@ class Ranks:
             raise
 
     def release(self) -> None:
-        """Give back what `reserve` holds."""
+        """End the actors that `reserve` or `place_ranks` placed and `start` did not use."""
         reserved, self._reserved = self._reserved, []
         _kill(reserved)
 
-    def _create(self, place: int) -> _Rank:
+    def _create(self, number: int) -> _RankActor:
         learner = self.config.learner
         threads = learner.threads or max(int(learner.cpus_per_worker), 1)
         name = actor_name(self.config.run.name, "learner", self._next)
         self._next += 1
         actor = cast(Any, ray.remote)(concurrency_groups={"control": 2})(LearnerRank)
-        return _Rank(name, actor.options(**self._actor_options(name, place, threads)).remote(self.config, threads))
+        return _RankActor(
+            name, actor.options(**self._actor_options(name, number, threads)).remote(self.config, threads)
+        )
 
-    def _actor_options(self, name: str, place: int, threads: int) -> dict[str, Any]:
-        there = ray.cluster_resources()
-        demand = rank_demand(self.config, there)
+    def _actor_options(self, name: str, number: int, threads: int) -> dict[str, Any]:
+        offered = ray.cluster_resources()
+        demand = rank_demand(self.config, offered)
         gpus = demand.get("GPU", 0.0)
         options: dict[str, Any] = {
             "name": name,
             "namespace": NAMESPACE,
             "num_cpus": demand.get("CPU", 0.0),
             "num_gpus": gpus,
-            "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
+            "resources": {RESOURCE: 1} if offered.get(RESOURCE) else {},
             "max_restarts": 0,  # one rank cannot rejoin: the group is started again as a whole
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), **({} if gpus else _NO_GPU)}},
         }
-        extra = self._options if isinstance(self._options, Mapping) else (self._options[place] if self._options else {})
+        extra = self._extra_options
+        if not isinstance(extra, Mapping):
+            extra = extra[number] if extra else {}
         return {**options, **extra}
 
     async def close(self) -> None:
-        """End all ranks, working or not, and give back what is reserved; safe to call twice."""
+        """End all ranks, working or not, and the reserved ones; safe to call twice."""
         self.release()
         await self.end_ranks()
 
@@ -154,14 +163,11 @@ class Ranks:
         self._broken = None
         _kill(ranks)
 
-    async def _one(self, call: Any, timeout: float, doing: str) -> Any:
-        return (await self._all([call], timeout, doing))[0]
+    async def _call_one(self, call: Any, timeout: float, doing: str) -> Any:
+        return (await self._call_all([call], timeout, doing))[0]
 
-    async def _all(self, calls: Sequence[Any], timeout: float, doing: str) -> list[Any]:
-        """The answers of all ranks.
-
-        The first failure is raised at once: the others may wait for the failed one for ever.
-        """
+    async def _call_all(self, calls: Sequence[Any], timeout: float, doing: str) -> list[Any]:
+        """Answers of all ranks. The first failure, or a rank that is late, breaks the group and raises LearnerError."""
         if self._broken is not None:
             raise LearnerError(f"the learner group is broken ({self._broken}); start a new one")
         if not calls:
@@ -170,7 +176,6 @@ class Ranks:
         done, pending = await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
         for future in futures:
             if future in done and future.exception() is not None:
-                # Of several failures the one that is no consequence of another's end tells more.
                 raise self._break(doing, [f.exception() for f in done if f.exception() is not None], pending)
         if pending:
             late = ", ".join(str(rank) for rank, future in enumerate(futures) if future in pending)
@@ -184,7 +189,7 @@ class Ranks:
         for future in pending:
             future.cancel()
         causes = [_cause(error) for error in errors if error is not None]
-        causes.sort(key=_is_consequence)
+        causes.sort(key=_is_consequence)  # a failure that only follows from another rank's end tells less
         self._broken = causes[0]
         return LearnerError(f"learner rank(s) failed to {doing}: {causes[0]}")
 
@@ -199,13 +204,13 @@ def _cause(error: BaseException) -> str:
 
 
 def _is_consequence(cause: str) -> bool:
-    """Whether a failure says no more than that another rank went away."""
+    """Whether a failure says only that another rank went away."""
     return any(
         sign in cause for sign in ("Connection closed by peer", "Connection reset by peer", "gloo", "ncclRemoteError")
     )
 
 
-def _kill(ranks: Sequence[_Rank]) -> None:
+def _kill(ranks: Sequence[_RankActor]) -> None:
     for rank in ranks:
         with contextlib.suppress(Exception):
             ray.kill(rank.handle)

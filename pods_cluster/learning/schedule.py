@@ -1,4 +1,4 @@
-"""The learning rate of each step."""
+"""Learning rate of each step: linear warm-up, then constant, linear or cosine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate(step: int, *, peak: float, schedule: Schedule, warmup_steps: int, total_steps: int) -> float:
-    """The rate of step `step` (0 is the first).
+    """Learning rate of step `step` (0 is the first).
 
-    It rises linearly over `warmup_steps` steps, from peak / warmup_steps at step 0 to `peak` at the last of them (no
-    step is spent at rate 0), then stays (`constant`) or falls, linearly or along a half cosine, so that it would reach
-    0 at step `total_steps`, one after the last. Steps beyond that keep the rate of the last one. Raises ValueError for
+    It rises linearly over `warmup_steps` steps, from peak / warmup_steps at step 0 to `peak` at the last of them, so
+    that no step is spent at rate 0. Then it stays (`constant`) or falls, linearly or along a half cosine, and would
+    reach 0 at step `total_steps`, one after the last. Later steps keep the rate of the last one. Raises ValueError for
     a negative step.
     """
     if step < 0:

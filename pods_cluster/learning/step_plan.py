@@ -1,4 +1,4 @@
-"""From selections to a step's plan: weights, ranks and micro-batches, all fixed before anything is computed.
+"""Plan of a training step: every sequence's weight, rank and micro-batch, fixed before anything is computed.
 
 The loss of a step is a sum over tokens of weight x term. The weights are in the plan, so the sum, and with it the
 gradient, is the same however the tokens are spread over ranks and micro-batches.
@@ -24,7 +24,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What a plan depends on beside the selections.
+    """Settings that a plan depends on beside the selections.
 
     `floor` is the fewest rollouts with which a group is still trained after some were lost. `max_tokens` is the
     denominator of `dr_grpo`.
@@ -44,8 +44,8 @@ class PlanSettings:
 class PlannedSequence:
     """One kept rollout in an optimiser step.
 
-    `weight` is 1 / (groups in the optimiser step x kept in its group): the weights of an optimiser step sum to 1.
-    `token_weight` is what each of its tokens counts in the loss, by the kind of loss.
+    `weight` is 1 / (groups in the optimiser step x kept in its group), so the weights of an optimiser step sum to 1.
+    `token_weight` is the weight of each of its tokens in the loss, by the kind of loss.
     """
 
     locator: Locator
@@ -64,24 +64,25 @@ class PlannedSequence:
 class MicroBatch:
     """Sequences of one forward and backward pass, padded to the longest.
 
-    Empty: a dummy pass, for its collectives alone.
+    An empty one is a dummy pass that takes part in the collectives.
     """
 
     sequences: tuple[PlannedSequence, ...] = ()
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest sequence."""
         return max((sequence.total_tokens for sequence in self.sequences), default=0)
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens that are computed, padding included."""
+        """Computed tokens, padding included."""
         return self.longest * len(self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """One rank's part: for each optimiser step its micro-batches, as many as every other rank has."""
+    """One rank's part: its micro-batches of each optimiser step, as many as every other rank has."""
 
     updates: tuple[tuple[MicroBatch, ...], ...]
 
@@ -100,7 +101,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What every rank does in one step.
+    """Work of all ranks in one step.
 
     `groups` are trained; `lost` were given up because too few of their rollouts were left.
     """
@@ -127,7 +128,7 @@ class StepPlan:
 
     @property
     def largest_microbatch(self) -> int:
-        """Padded tokens of the largest forward pass of any rank: what a rank's peak memory grows with."""
+        """Padded tokens of the largest forward pass of any rank, with which a rank's peak memory grows."""
         return max(
             (batch.padded_tokens for rank in self.ranks for update in rank.updates for batch in update), default=0
         )
@@ -135,8 +136,8 @@ class StepPlan:
     def without(self, lost: Collection[Locator]) -> StepPlan:
         """The plan without rollouts that could not be fetched.
 
-        Advantages and weights are those of a step that never had them; a group with fewer than `floor` rollouts left is
-        given up whole. Every other rollout stays on the rank that holds it.
+        Advantages and weights are those of a step that never had these rollouts; a group with fewer than `floor` of
+        them left is given up whole. Every other rollout stays on the rank that holds it.
         """
         gone = set(lost)
         given_up = list(self.lost)
@@ -153,13 +154,13 @@ class StepPlan:
                     kept.append(_subset(selection, index))
             if kept:
                 remaining.append(tuple(kept))
-        return _assemble(remaining, self.settings, tuple(given_up), self._rank_of)
+        return _build_plan(remaining, self.settings, tuple(given_up), self._rank_of)
 
 
 def plan_step(selections: Sequence[Selection], settings: PlanSettings) -> StepPlan:
     """Plan one step.
 
-    Whole groups are dealt to `updates_per_batch` optimiser steps (fewer where there are fewer groups), their rollouts
+    Whole groups are assigned to `updates_per_batch` optimiser steps (fewer where there are fewer groups), their rollouts
     to ranks with near-equal token counts (longest first, each to the rank with the fewest tokens so far). Raises
     PlanError if a rollout is longer than the budget of a micro-batch, or a rollout or group stands twice.
     """
@@ -173,7 +174,7 @@ def plan_step(selections: Sequence[Selection], settings: PlanSettings) -> StepPl
     parts = min(settings.updates_per_batch, len(selections)) or 1
     bounds = [len(selections) * part // parts for part in range(parts + 1)]
     updates = [tuple(selections[start:stop]) for start, stop in pairwise(bounds) if stop > start]
-    return _assemble(updates, settings, (), {})
+    return _build_plan(updates, settings, (), {})
 
 
 def _check_sequences(selections: Sequence[Selection], budget: int) -> None:
@@ -204,7 +205,7 @@ def _subset(selection: Selection, index: list[int]) -> Selection:
     )
 
 
-def _assemble(
+def _build_plan(
     updates: Sequence[tuple[Selection, ...]],
     settings: PlanSettings,
     lost: tuple[GroupId, ...],
@@ -214,8 +215,8 @@ def _assemble(
     rank_updates: list[list[tuple[MicroBatch, ...]]] = [[] for _ in range(settings.ranks)]
     for selections in updates:
         sequences = _sequences(selections, settings)
-        per_rank = _deal(sequences, settings.ranks, rank_of)
-        batches = [_fill(mine, settings.tokens_per_microbatch) for mine in per_rank]
+        per_rank = _assign_ranks(sequences, settings.ranks, rank_of)
+        batches = [_fill_microbatches(mine, settings.tokens_per_microbatch) for mine in per_rank]
         most = max(len(mine) for mine in batches)
         for rank, mine in enumerate(batches):
             rank_updates[rank].append((*mine, *[MicroBatch()] * (most - len(mine))))
@@ -254,9 +255,12 @@ def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[
     return sequences
 
 
-def _deal(sequences: Sequence[PlannedSequence], ranks: int, rank_of: dict[Locator, int]) -> list[list[PlannedSequence]]:
-    """Longest first, each to the rank with the fewest tokens; those in `rank_of` stay, the others are added to it."""
-    dealt: list[list[PlannedSequence]] = [[] for _ in range(ranks)]
+def _assign_ranks(
+    sequences: Sequence[PlannedSequence], ranks: int, rank_of: dict[Locator, int]
+) -> list[list[PlannedSequence]]:
+    """Assign sequences, longest first, to the rank with the fewest tokens; those in `rank_of` keep their rank, the others
+    are added to it."""
+    assigned: list[list[PlannedSequence]] = [[] for _ in range(ranks)]
     heap = [(0, rank) for rank in range(ranks)]
     for sequence in sorted(sequences, key=lambda s: (-s.total_tokens, s.locator)):
         rank = rank_of.get(sequence.locator)
@@ -264,11 +268,11 @@ def _deal(sequences: Sequence[PlannedSequence], ranks: int, rank_of: dict[Locato
             tokens, rank = heapq.heappop(heap)
             heapq.heappush(heap, (tokens + sequence.total_tokens, rank))
             rank_of[sequence.locator] = rank
-        dealt[rank].append(sequence)
-    return dealt
+        assigned[rank].append(sequence)
+    return assigned
 
 
-def _fill(sequences: Sequence[PlannedSequence], budget: int) -> list[MicroBatch]:
+def _fill_microbatches(sequences: Sequence[PlannedSequence], budget: int) -> list[MicroBatch]:
     """Cut sequences (longest first) into micro-batches: rows x longest row stays within the budget."""
     batches, start = [], 0
     while start < len(sequences):

@@ -1,23 +1,24 @@
-"""One rank's share of a step: micro-batches through the engine, weights and states in and out. No Ray in here."""
+"""Training of one rank's part of a step: micro-batches through model, loss and engine. Needs no Ray."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
+from jaxtyping import Float32
 from torch import Tensor
 
 from pods_cluster.config import Config
 from pods_cluster.learning.deepspeed_engine import TrainingEngine
-from pods_cluster.learning.forward import Policy, TokenPair, collate, without_adapter
+from pods_cluster.learning.forward import Policy, TokenBatch, TokenPair, adapter_disabled, collate
 from pods_cluster.learning.loss import LossSettings, grpo_loss
-from pods_cluster.learning.policy_model import load_model, prepare
+from pods_cluster.learning.policy_model import load_model, prepare_for_training
+from pods_cluster.learning.reports import RankResult
+from pods_cluster.learning.step_metrics import TokenStats
 from pods_cluster.learning.step_plan import MicroBatch, RankPlan
-from pods_cluster.learning.step_sums import RankResult, Sums
-from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
+from pods_cluster.learning.weight_source import AdapterWeights, ModelWeights
 from pods_cluster.types import Locator, Rollout
 
 
@@ -30,6 +31,7 @@ def correction_is_on(config: Config) -> bool:
 
 
 def loss_settings(config: Config) -> LossSettings:
+    """Settings of the objective from the configuration."""
     learner = config.learner
     return LossSettings(
         clip_low=learner.clip_low,
@@ -42,9 +44,10 @@ def loss_settings(config: Config) -> LossSettings:
 
 
 class Trainer:
-    """The model, its engine and its reference on one rank.
+    """Policy, DeepSpeed engine and reference model of one rank.
 
-    The process group must be there already (`process_group.join`).
+    `model_weights` are all parameters of the policy, `sent_weights` those that go to the generators: the same, or the
+    adapter alone. The process group must exist already (`process_group.join`).
     """
 
     def __init__(self, config: Config, rank: int, world_size: int) -> None:
@@ -53,40 +56,42 @@ class Trainer:
         self.settings = loss_settings(config)
         self.temperature = config.generator.temperature
         torch.manual_seed(config.run.seed)  # adapters start from random numbers: the same on every rank
-        policy = Policy(prepare(load_model(config.model), config.learner))
-        self.chunked = policy.probe()
+        policy = Policy(prepare_for_training(load_model(config.model), config.learner))
+        self.chunked_head = policy.enable_chunked_head()
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
         self.engine = TrainingEngine(policy, config.learner, world_size=world_size, seed=config.run.seed)
         stage = config.learner.zero_stage
-        self.weights = LearnerWeights(policy.model, rank, zero_stage=stage)
-        self.sent = AdapterWeights(policy.model, rank, zero_stage=stage) if config.sends_adapter else self.weights
+        self.model_weights = ModelWeights(policy.model, rank, zero_stage=stage)
+        self.sent_weights = (
+            AdapterWeights(policy.model, rank, zero_stage=stage) if config.sends_adapter else self.model_weights
+        )
         self._reference: Policy | None = None
         self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
         if config.learner.kl.coefficient > 0 and not self._adapter_is_the_difference:
             self._reference = self._load_reference()
 
     def _load_reference(self) -> Policy:
-        """A frozen copy of the reference model, whole on every rank."""
+        """Load a frozen copy of the reference model, whole on every rank."""
         reference = Policy(load_model(self.config.model, self.config.learner.kl.reference).eval().requires_grad_(False))
-        reference.probe()
+        reference.enable_chunked_head()
         return reference.to(self.engine.device)
 
     def train(self, plan: RankPlan, rollouts: Mapping[Locator, Rollout], learning_rate: float) -> RankResult:
-        """One optimiser step for each update of the plan. Collective: every rank calls it with its own part.
+        """Take one optimiser step for each update of the plan. Collective: every rank calls it with its own part.
 
-        Raises ValueError for a rollout that is not what the plan says (before any collective).
+        Raises ValueError, before any collective, for a rollout whose lengths differ from the plan's.
         """
         started = time.monotonic()
         for sequence in plan.sequences:
-            _check(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
+            _check_lengths(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
         result = RankResult(learning_rate=learning_rate)
         old = self._old_log_probs(plan, rollouts)
         for index, update in enumerate(plan.updates):
             for position, microbatch in enumerate(update):
                 loss, sums, maxima = self._loss(microbatch, rollouts, old.get((index, position)))
                 self.engine.backward(loss, last=position == len(update) - 1)
-                result.sums.add(_read(sums, maxima))
+                result.stats.add(_to_host(sums, maxima))
                 result.microbatches += 1
                 result.padded_tokens += microbatch.padded_tokens
                 result.real_tokens += sum(sequence.total_tokens for sequence in microbatch.sequences)
@@ -95,9 +100,14 @@ class Trainer:
         result.seconds = time.monotonic() - started
         return result
 
-    def _old_log_probs(self, plan: RankPlan, rollouts: Mapping[Locator, Rollout]) -> dict[tuple[int, int], Tensor]:
-        """pi_old of the updates after the first, before that one changes the weights; its own ratio is 1 without."""
-        old: dict[tuple[int, int], Tensor] = {}
+    def _old_log_probs(
+        self, plan: RankPlan, rollouts: Mapping[Locator, Rollout]
+    ) -> dict[tuple[int, int], Float32[Tensor, " tokens"]]:
+        """Log-probabilities under pi_old by (update, micro-batch), for the updates after the first.
+
+        They are computed before the first update changes the weights; that one needs none, as its ratio is 1.
+        """
+        old: dict[tuple[int, int], Float32[Tensor, " tokens"]] = {}
         for index, update in enumerate(plan.updates[1:], start=1):
             for position, microbatch in enumerate(update):
                 batch = collate(_pairs(microbatch, rollouts), self.engine.device)
@@ -105,8 +115,9 @@ class Trainer:
         return old
 
     def _loss(
-        self, microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout], old: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        self, microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout], old: Float32[Tensor, " tokens"] | None
+    ) -> tuple[Float32[Tensor, ""], dict[str, Float32[Tensor, ""]], dict[str, Float32[Tensor, ""]]]:
+        """Loss of a micro-batch, and the sums and maxima of its `TokenStats`."""
         device = self.engine.device
         batch = collate(_pairs(microbatch, rollouts), device)
         per_sequence = torch.tensor(
@@ -128,13 +139,13 @@ class Trainer:
         sums["entropy"] = entropy.sum()
         return loss, sums, maxima
 
-    def _reference_log_probs(self, batch: Any) -> Tensor | None:
+    def _reference_log_probs(self, batch: TokenBatch) -> Float32[Tensor, " tokens"] | None:
         if self.settings.kl_coefficient == 0:
             return None
         if self._reference is not None:
             with torch.no_grad():
                 return self._reference(batch.input_ids, batch.positions, batch.targets, self.temperature)[0]
-        with without_adapter(self.engine.policy.model):
+        with adapter_disabled(self.engine.policy.model):
             return self.engine.log_probs(batch, self.temperature)
 
     def score(self, sequences: Sequence[TokenPair], temperature: float) -> list[list[float]]:
@@ -158,7 +169,7 @@ class Trainer:
         return scored
 
     def peak_bytes(self) -> int:
-        """Peak memory of this process: allocated on the GPU, or resident on a CPU."""
+        """Peak memory of this process in bytes: allocated on the GPU, or resident on a CPU."""
         if self.engine.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         import resource
@@ -171,8 +182,8 @@ def _pairs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> list[
     return [(rollout.prompt_ids, rollout.token_ids) for rollout in held]
 
 
-def _engine_log_probs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> Tensor:
-    """float32 [N], NaN where the engine gave none."""
+def _engine_log_probs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> Float32[Tensor, " tokens"]:
+    """Log-probabilities of the sampled tokens by the engine, NaN where it gave none."""
     values: list[float] = []
     for sequence in microbatch.sequences:
         rollout = rollouts[sequence.locator]
@@ -180,7 +191,7 @@ def _engine_log_probs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _check(rollout: Rollout, prompt_tokens: int, completion_tokens: int) -> None:
+def _check_lengths(rollout: Rollout, prompt_tokens: int, completion_tokens: int) -> None:
     if (len(rollout.prompt_ids), len(rollout.token_ids)) != (prompt_tokens, completion_tokens):
         raise ValueError(
             f"rollout {rollout.key} has {len(rollout.prompt_ids)} prompt and {len(rollout.token_ids)} completion "
@@ -192,7 +203,9 @@ def _check(rollout: Rollout, prompt_tokens: int, completion_tokens: int) -> None
         )
 
 
-def _read(sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Sums:
-    """Scalars to numbers with one transfer from the device."""
+def _to_host(sums: dict[str, Float32[Tensor, ""]], maxima: dict[str, Float32[Tensor, ""]]) -> TokenStats:
+    """Read all scalars with one transfer from the device."""
     values = torch.stack([value.detach().float() for value in (*sums.values(), *maxima.values())]).tolist()
-    return Sums(dict(zip(sums, values[: len(sums)], strict=True)), dict(zip(maxima, values[len(sums) :], strict=True)))
+    return TokenStats(
+        dict(zip(sums, values[: len(sums)], strict=True)), dict(zip(maxima, values[len(sums) :], strict=True))
+    )

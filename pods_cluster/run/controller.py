@@ -131,7 +131,7 @@ class Controller:
         learners = LearnerGroup(config)
         self._closing = [pool, learners]
         if 0 < (config.learner.gpus_per_worker or 0) < 1:
-            await learners.take_places(config.cluster.placement_timeout)
+            await learners.place_ranks(config.cluster.placement_timeout)
         starts = [asyncio.ensure_future(pool.start()), asyncio.ensure_future(learners.start())]
         try:
             await asyncio.gather(*starts)

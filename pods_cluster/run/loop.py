@@ -185,8 +185,8 @@ class Run:
         return StepMeasurement(
             seconds=seconds,
             generate_seconds=clock.seconds["generate"],
-            fetch_seconds=result.seconds["fetch"] if result is not None else 0.0,
-            update_seconds=result.seconds["update"] if result is not None else 0.0,
+            fetch_seconds=result.fetch_seconds if result is not None else 0.0,
+            update_seconds=result.update_seconds if result is not None else 0.0,
             publish_seconds=clock.seconds.get("publish", 0.0),
             generated_rollouts=tally.generated,
             trained_rollouts=result.trained_rollouts if result is not None else 0,
@@ -210,9 +210,10 @@ class Run:
             self.assembler.end(group, Fate.TRAINED)
             tally.fates[Fate.TRAINED] += 1
         if result.lost:
-            self._notice("groups_lost", f"{len(result.lost)} group(s) were lost between selection and update")
+            causes = "; ".join(map(str, result.lost))
+            self._notice("groups_lost", f"{len(result.lost)} group(s) were lost between selection and update: {causes}")
             tally.fates[Fate.LOST] += len(result.lost)
-            await self.assembler.give_back(list(result.lost), Fate.LOST)
+            await self.assembler.give_back([lost.group for lost in result.lost], Fate.LOST)
         await self.pool.drop([selection.group for selection in selections])
         values |= {name: float(value) for name, value in result.metrics.items()}
         values |= {
@@ -221,7 +222,8 @@ class Run:
             "tokens/trained": float(result.trained_tokens),
             "learner/received_bytes": float(result.received_bytes),
             "learner/busy_seconds": result.busy_seconds,
-            **{f"timing_s/{stage}": seconds for stage, seconds in result.seconds.items()},
+            "timing_s/fetch": result.fetch_seconds,
+            "timing_s/update": result.update_seconds,
         }
         if result.trained_rollouts:
             self.version += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pods_cluster.config import Config
-from pods_cluster.learning.checkpoint_format import divisible
 
 
 class ScaleError(Exception):
@@ -64,7 +63,7 @@ def check_request(config: Config, generators: int | None, learners: int | None) 
             f"learners: {learners} ranks cannot share the {sequences} rollouts of an optimiser step "
             f"(learner.prompts_per_step x selector.keep); ask for {sequences} or fewer"
         )
-    if not divisible(config.learner):
+    if not config.learner.resizable:
         raise ScaleError(
             f"learners: a run with learner.optimizer: {config.learner.optimizer} keeps its {config.learner.workers} "
             f"rank(s): its state comes in blocks that no other number of ranks can read; generators can change"

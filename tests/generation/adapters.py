@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from pods_cluster.config import LoraConfig
-from pods_cluster.learning.forward import inner
+from pods_cluster.learning.forward import unwrap_peft
 from pods_cluster.learning.policy_model import add_adapters
-from pods_cluster.learning.weight_source import AdapterWeights, LearnerWeights
+from pods_cluster.learning.weight_source import AdapterWeights, ModelWeights
 from tests.generation.learner import Learner
 
 
@@ -26,7 +26,7 @@ class AdaptedModel:
             if "lora_" in name:
                 parameter.data = size * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         self.adapter = AdapterWeights(self.peft, 0, zero_stage=1)
-        self.whole = LearnerWeights(self.peft, 0, zero_stage=1)
+        self.whole = ModelWeights(self.peft, 0, zero_stage=1)
 
     def learner(self) -> Learner:
         """Sends the adapter; its fingerprints are those of the merged parameters."""
@@ -39,4 +39,4 @@ class AdaptedModel:
 
     def plain(self) -> Any:
         """Base and adapter as the learner computes them."""
-        return inner(self.peft).eval()
+        return unwrap_peft(self.peft).eval()

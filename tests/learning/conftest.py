@@ -21,7 +21,7 @@ def one_rank():
     from pods_cluster.learning import process_group
 
     store = process_group.open_store("127.0.0.1", 1, 60)
-    process_group.join(0, 1, "127.0.0.1", store.port, store=store, timeout=60, op_timeout=60)
+    process_group.join(0, 1, "127.0.0.1", store.port, store=store, timeout=60, collective_timeout=60)
     yield
     process_group.leave()
 

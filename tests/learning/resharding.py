@@ -42,13 +42,13 @@ def steps(trainer: Trainer, config: Config, half: int) -> list[float]:
     for step in range(HALF * half, HALF * half + HALF):
         selections, rollouts = make_step(step)
         plan = plan_step(selections, plan_settings(config))
-        losses.append(trainer.train(plan.ranks[trainer.rank], rollouts, RATES[step]).sums.sums["loss"])
+        losses.append(trainer.train(plan.ranks[trainer.rank], rollouts, RATES[step]).stats.sums["loss"])
     return losses
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    specs = trainer.weights.specs()
-    tensors = [tensor.clone() for tensor in trainer.weights.gather(0, len(specs))]
+    specs = trainer.model_weights.specs()
+    tensors = [tensor.clone() for tensor in trainer.model_weights.gather(0, len(specs))]
     return {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=False)}
 
 

@@ -29,7 +29,7 @@ def compare(model, chunk, temperature, chunked):
     _, rollouts = make_step(3)
     held = list(rollouts.values())
     policy = Policy(model, chunk=chunk)
-    assert policy.probe() is chunked
+    assert policy.enable_chunked_head() is chunked
     batch = collate([(r.prompt_ids, r.token_ids) for r in held])
     log_probs, entropy = policy(batch.input_ids, batch.positions, batch.targets, temperature)
     assert log_probs.dtype == entropy.dtype == torch.float32
@@ -72,7 +72,7 @@ def test_a_model_that_caps_its_logits_goes_through_its_own_head():
 def test_an_empty_batch_has_a_graph_and_zero_gradients(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path))
     policy = Policy(model)
-    policy.probe()
+    policy.enable_chunked_head()
     batch = collate([])
     log_probs, entropy = policy(batch.input_ids, batch.positions, batch.targets, 1.0)
     assert log_probs.shape == entropy.shape == (0,)

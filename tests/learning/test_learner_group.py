@@ -97,9 +97,16 @@ async def two_phases_and_resume(config, holder, model_folder, folder):
         gone.locators = [Locator("learning-test/generator/9", x.group, x.index) for x in gone.locators]
         result = await group.train(selections, 1)
         assert result.trained == [selections[0].group, selections[3].group]
-        assert sorted(result.lost) == [gone.group, selections[2].group]
+        lost = sorted(result.lost, key=lambda group: group.group)
+        assert [(group.group, group.missing, group.kept) for group in lost] == [
+            (gone.group, len(gone), len(gone)),
+            (selections[2].group, 1, 3),
+        ]
+        assert lost[0].cause == "worker learning-test/generator/9 is gone"
+        assert lost[1].cause == f"worker {WORKER}: not here"
         assert (result.trained_rollouts, result.lost_rollouts) == (7, 8)
-        assert sum(result.reasons.values()) == 6
+        assert len(result.missing) == 6
+        assert {missing.locator for missing in result.missing} == {first, third, *gone.locators}
         keep = [i for i, x in enumerate(selections[0].locators) if x != first]
         selections[0].locators = [selections[0].locators[i] for i in keep]
         selections[0].rewards, selections[0].lengths = selections[0].rewards[keep], selections[0].lengths[keep]
@@ -175,7 +182,7 @@ def test_ranks_that_share_cards_with_generators_have_one_each(cluster, model_fol
     async def places() -> list[str]:
         group = LearnerGroup(config)
         try:
-            await group.take_places(60.0)
+            await group.place_ranks(60.0)
             others = [ray.remote(Holder).options(num_cpus=0, num_gpus=0.4).remote() for _ in range(2)]
             await asyncio.gather(*(other.__ray_ready__.remote() for other in others))
             for other in others:

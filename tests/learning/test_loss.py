@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.learning.loss import LossSettings, grpo_loss
-from pods_cluster.learning.step_sums import Sums, summarise
+from pods_cluster.learning.step_metrics import TokenStats, step_metrics
 
 numbers = st.floats(-3, 3, width=32)
 tokens = st.lists(
@@ -76,7 +76,7 @@ def test_a_clipped_token_has_no_gradient_and_is_counted():
     loss.backward()
     assert now.grad[:2].tolist() == [0.0, 0.0]
     assert now.grad[2:].tolist() == pytest.approx([math.exp(0.5), -math.exp(-0.5)])
-    metrics = summarise(*parts(sums, maxima))
+    metrics = step_metrics(TokenStats(*parts(sums, maxima)))
     assert metrics["clip_ratio/high_mean"] == metrics["clip_ratio/low_mean"] == 0.25
     assert metrics["clip_ratio/region_mean"] == 0.5
 
@@ -91,7 +91,7 @@ def test_equal_numerics_make_the_correction_nothing():
     plain = grpo_loss(now, None, None, None, advantage, weight, LossSettings())[0]
     corrected, sums, maxima = grpo_loss(now, None, now.detach(), None, advantage, weight, LossSettings(correction=True))
     assert torch.equal(plain, corrected)
-    metrics = summarise(*parts(sums, maxima))
+    metrics = step_metrics(TokenStats(*parts(sums, maxima)))
     assert metrics["sampling/effective_sample_size"] == 1.0
     assert metrics["mismatch_kl"] == metrics["sampling/sampling_logp_difference/max"] == 0.0
 
@@ -104,7 +104,7 @@ def test_a_known_mismatch_gives_the_known_factor():
     loss, sums, maxima = grpo_loss(now, None, engine, None, torch.ones(2), torch.ones(2), config)
     loss.backward()
     torch.testing.assert_close(now.grad, torch.tensor([-2.0, -4.0]))
-    metrics = summarise(*parts(sums, maxima))
+    metrics = step_metrics(TokenStats(*parts(sums, maxima)))
     assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(8.0, rel=1e-5)
     assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(2.0, rel=1e-5)
     assert metrics["sampling/capped_ratio"] == 0.5
@@ -119,7 +119,7 @@ def test_masked_tokens_leave_the_loss():
     loss, sums, maxima = grpo_loss(now, None, engine, None, torch.ones(3), torch.ones(3), config)
     loss.backward()
     assert now.grad.tolist() == [-1.0, 0.0, 0.0]
-    assert summarise(*parts(sums, maxima))["sampling/masked_ratio"] == pytest.approx(2 / 3)
+    assert step_metrics(TokenStats(*parts(sums, maxima)))["sampling/masked_ratio"] == pytest.approx(2 / 3)
 
 
 def test_tokens_without_engine_log_probabilities_have_factor_one():
@@ -128,7 +128,7 @@ def test_tokens_without_engine_log_probabilities_have_factor_one():
     loss, sums, maxima = grpo_loss(now, None, engine, None, torch.ones(2), torch.ones(2), LossSettings(correction=True))
     loss.backward()
     assert now.grad.tolist() == [-1.0, -2.0]
-    metrics = summarise(*parts(sums, maxima))
+    metrics = step_metrics(TokenStats(*parts(sums, maxima)))
     assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(2.0)
     assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(2), rel=1e-5)
 
@@ -150,11 +150,11 @@ def test_parts_of_a_batch_add_up_to_the_whole():
     now, old, engine, reference, advantage = torch.randn(5, 30)
     weight, config = torch.rand(30), LossSettings(correction=True, kl_coefficient=0.1)
     args = (now, old, engine, reference, advantage, weight)
-    whole = summarise(*parts(*grpo_loss(*args, config)[1:]))
-    total = Sums()
+    whole = step_metrics(TokenStats(*parts(*grpo_loss(*args, config)[1:])))
+    total = TokenStats()
     for rows in (slice(0, 4), slice(4, 19), slice(19, 19), slice(19, 30)):
-        total.add(Sums(*parts(*grpo_loss(*(x[rows] for x in args), config)[1:])))
-    pieces = summarise(total.sums, total.maxima)
+        total.add(TokenStats(*parts(*grpo_loss(*(x[rows] for x in args), config)[1:])))
+    pieces = step_metrics(total)
     assert pieces.keys() == whole.keys()
     per_batch = {"clip_ratio/low_min", "clip_ratio/high_max"}  # of micro-batches, by definition
     for name in whole.keys() - per_batch:

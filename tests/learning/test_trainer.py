@@ -26,9 +26,10 @@ def run(config, steps=RATES):
 
 
 def weights_of(trainer):
-    specs = trainer.weights.specs()
+    specs = trainer.model_weights.specs()
     return {
-        spec.name: tensor.clone() for spec, tensor in zip(specs, trainer.weights.gather(0, len(specs)), strict=True)
+        spec.name: tensor.clone()
+        for spec, tensor in zip(specs, trainer.model_weights.gather(0, len(specs)), strict=True)
     }
 
 
@@ -61,11 +62,11 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
     config = config_for(model_folder, **learner)
     trainer, results = run(config)
     truth = big_batch(config, model_folder, correct=correction_is_on(config))
-    assert trainer.chunked
+    assert trainer.chunked_head
     assert_same_parameters(weights_of(trainer), truth.parameters())
     norms = [norm for result in results for norm in result.grad_norms]
     assert norms == pytest.approx(truth.norms, rel=1e-3)
-    losses = [result.sums.sums["loss"] for result in results]
+    losses = [result.stats.sums["loss"] for result in results]
     updates = config.learner.updates_per_batch
     expected = [sum(truth.losses[i : i + updates]) for i in range(0, len(truth.losses), updates)]
     assert losses == pytest.approx(expected, abs=1e-4)
@@ -76,7 +77,7 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
 def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, model_folder, tmp_path, stage):
     import peft
 
-    from pods_cluster.learning import rank_checkpoint
+    from pods_cluster.learning.model_export import export
 
     config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, kl={"coefficient": 0.1}, zero_stage=stage)
     trainer, results = run(config)
@@ -86,8 +87,8 @@ def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, mo
     adapted = {name for name in base if "_proj.weight" in name}
     assert {name for name, tensor in merged.items() if not torch.equal(tensor, base[name])} == adapted
 
-    specs = trainer.sent.specs()
-    factors = trainer.sent.gather(0, len(specs))
+    specs = trainer.sent_weights.specs()
+    factors = trainer.sent_weights.gather(0, len(specs))
     sent = {(spec.factor.weight, spec.factor.side): tensor for spec, tensor in zip(specs, factors, strict=True)}
     assert all(tuple(t.shape) == spec.shape for spec, t in zip(specs, factors, strict=True))
     assert {weight for weight, _ in sent} == adapted
@@ -98,10 +99,10 @@ def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, mo
     whole = config_for(model_folder, lora={"rank": 4, "alpha": 8, "send": "merged"}, zero_stage=stage)
     assert (config.sends_adapter, whole.sends_adapter) == (True, False)
     assert trainer.trainable < trainer.parameters / 4
-    assert results[0].sums.sums["kl"] == pytest.approx(0.0, abs=1e-4)  # adapters start at nothing …
-    assert results[1].sums.sums["kl"] > 1e-3  # … and the reference is the base model
+    assert results[0].stats.sums["kl"] == pytest.approx(0.0, abs=1e-4)  # adapters start at nothing …
+    assert results[1].stats.sums["kl"] > 1e-3  # … and the reference is the base model
 
-    rank_checkpoint.export(trainer, tmp_path / "export")
+    export(trainer, tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     adapter = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "export" / "adapter"
@@ -115,17 +116,17 @@ def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, mo
 
 
 def test_a_bfloat16_model_is_merged_in_float32_and_then_cast(one_rank, model_folder, tmp_path):
-    from pods_cluster.learning import rank_checkpoint
+    from pods_cluster.learning.model_export import export
 
     config = config_for(model_folder, lora={"rank": 4, "alpha": 8}, top={"model": {"dtype": "bfloat16"}})
     trainer, _ = run(config)
-    rank_checkpoint.export(trainer, tmp_path / "export")
+    export(trainer, tmp_path / "export")
     exported = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "export").named_parameters())
     base = dict(load_model(config.model).named_parameters())
-    specs = trainer.sent.specs()
+    specs = trainer.sent_weights.specs()
     factors = {
         (spec.factor.weight, spec.factor.side): tensor.float()
-        for spec, tensor in zip(specs, trainer.sent.gather(0, len(specs)), strict=True)
+        for spec, tensor in zip(specs, trainer.sent_weights.gather(0, len(specs)), strict=True)
     }
     for weight in {weight for weight, _ in factors}:
         total = base[weight].detach().float() + 2.0 * factors[weight, "B"] @ factors[weight, "A"]
@@ -151,7 +152,7 @@ def test_bfloat16_keeps_float32_masters_and_gradient_sums(one_rank, model_folder
     result = trainer.train(plan, rollouts, 1e-6)
 
     policy = Policy(load_model(config.model))
-    policy.probe()
+    policy.enable_chunked_head()
     total = {name: torch.zeros(p.shape) for name, p in policy.named_parameters()}
     for microbatch in plan.updates[0]:
         held = [rollouts[s.locator] for s in microbatch.sequences]
@@ -202,15 +203,15 @@ def test_vectors_do_not_decay(model_folder):
 def test_errors_name_the_field(model_folder, tmp_path):
     with pytest.raises(ModelError, match=r"model\.path: .*nothing-here"):
         load_model(config_for(tmp_path / "nothing-here").model)
-    from pods_cluster.learning.policy_model import prepare
+    from pods_cluster.learning.policy_model import prepare_for_training
 
     config = config_for(model_folder, lora={"target_modules": ["no_such_layer"]})
     with pytest.raises(ModelError, match=r"learner\.lora\.target_modules"):
-        prepare(load_model(config.model), config.learner)
+        prepare_for_training(load_model(config.model), config.learner)
     for tied in ("embed_tokens", "lm_head"):
         config = config_for(model_folder, lora={"target_modules": ["q_proj", tied]})
         with pytest.raises(ModelError, match=rf"{tied} shares its weight with another layer"):
-            prepare(load_model(config.model), config.learner)
+            prepare_for_training(load_model(config.model), config.learner)
 
 
 def test_correction_is_on_where_numerics_or_versions_can_differ(model_folder):

@@ -37,17 +37,17 @@ def train(scenario: str, model: Path, rank: int, ranks: int) -> dict[str, Any]:
         selections, rollouts = make_step(seed, kept)
         plan = plan_step(selections, plan_settings(config))
         results.append(trainer.train(plan.ranks[rank], rollouts, rate))
-    specs = trainer.weights.specs()
+    specs = trainer.model_weights.specs()
     middle = len(specs) // 2
-    tensors = [tensor.clone() for tensor in trainer.weights.gather(0, middle)]
-    tensors += [tensor.clone() for tensor in trainer.weights.gather(middle, len(specs))]
+    tensors = [tensor.clone() for tensor in trainer.model_weights.gather(0, middle)]
+    tensors += [tensor.clone() for tensor in trainer.model_weights.gather(middle, len(specs))]
     return {
         "weights": {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=False)},
         "shapes": {spec.name: spec.shape for spec in specs},
         "norms": [norm for result in results for norm in result.grad_norms],
         "tokens": [result.real_tokens for result in results],
         "microbatches": [result.microbatches for result in results],
-        "sums": [result.sums.sums for result in results],
+        "sums": [result.stats.sums for result in results],
         "optimizer_bytes": trainer.engine.optimizer_bytes(),
         "score": trainer.score([((4, 5, 6), (7, 8, 9))], 0.8),
     }

@@ -15,7 +15,8 @@ from pods_cluster.config import Config, parse_config
 from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, Portion
 from pods_cluster.generation.placement import NoRoom
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.learning.learner_group import LearnerError, ResizeError, StepResult
+from pods_cluster.learning.learner_group import LearnerError, ResizeError
+from pods_cluster.learning.reports import LostGroup, StepResult
 from pods_cluster.run.settling import settling_of
 from pods_cluster.selection.group_assembler import SelectorSettings
 from pods_cluster.selection.rule_registry import resolve
@@ -304,8 +305,12 @@ class Learners:
 
     async def train(self, selections: list[Selection], step: int) -> StepResult:
         self.steps.append(list(selections))
-        lost = [selection.group for selection in selections if self.lose(selection.group)]
-        trained = [selection for selection in selections if selection.group not in lost]
+        lost = [
+            LostGroup(selection.group, len(selection), len(selection), "worker loop/generator/0 died")
+            for selection in selections
+            if self.lose(selection.group)
+        ]
+        trained = [selection for selection in selections if not self.lose(selection.group)]
         rollouts = sum(len(selection) for selection in trained)
         return StepResult(
             metrics={"loss": 0.0},
@@ -317,7 +322,8 @@ class Learners:
             total_tokens=5 * rollouts,
             received_bytes=0,
             updates=1 if trained else 0,
-            seconds={"fetch": 0.0, "update": 0.01},
+            fetch_seconds=0.0,
+            update_seconds=0.01,
         )
 
     async def save(self, path: Path) -> None:

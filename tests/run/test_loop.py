@@ -171,6 +171,8 @@ def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):
     trained = loop.trained_rows()
     assert trained.count(3) == 2  # once handed over and lost, once trained
     assert loop.fates == {Fate.TRAINED: 7, Fate.LOST: 1}
+    (event,) = [event for event in loop.folder.read_events() if event["kind"] == "groups_lost"]
+    assert "4 of 4 kept rollouts are missing (worker loop/generator/0 died)" in event["text"]
 
 
 def test_a_step_that_never_fills_ends_with_what_it_waits_for(tmp_path: Path):

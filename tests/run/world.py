@@ -15,7 +15,7 @@ from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
 from pods_cluster.generation.messages import Failure, GeneratorError, Portion
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.learning.learner_group import StepResult
+from pods_cluster.learning.reports import StepResult
 from pods_cluster.run.loop import Run
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.telemetry.catalog import registry

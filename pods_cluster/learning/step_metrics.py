@@ -1,45 +1,37 @@
-"""What a step measures, from the ranks to the metrics.
+"""Statistics of a step: summed over the tokens of each rank, added up over ranks, and turned into metrics.
 
-Without torch: the controller adds up what the ranks send it, and would spend seconds and memory on an import that it has
-no other use for.
+Importable without torch: the controller does the adding, and would spend seconds and memory on an import that it has no
+other use for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Sums:
-    """What is measured over tokens, as sums, counts and maxima, so that parts of a batch add up exactly."""
+class TokenStats:
+    """Statistics over tokens, as sums, counts and maxima, so that those of a batch's parts add up exactly.
+
+    A minimum is kept as the maximum of the negated values (`…_negated`).
+    """
 
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
 
-    def add(self, other: Sums) -> None:
+    def add(self, other: TokenStats) -> None:
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         for name, value in other.maxima.items():
             self.maxima[name] = max(self.maxima.get(name, value), value)
 
 
-@dataclass(slots=True)
-class RankResult:
-    """What one rank measured in one step: sums over its tokens, and what is the same on every rank."""
+def step_metrics(stats: TokenStats) -> dict[str, float]:
+    """Metrics of a step, by registry name, from the statistics of all ranks and micro-batches.
 
-    sums: Sums = field(default_factory=Sums)
-    grad_norms: list[float] = field(default_factory=list)
-    learning_rate: float = 0.0
-    microbatches: int = 0
-    padded_tokens: int = 0
-    real_tokens: int = 0
-    largest_microbatch: int = 0
-    seconds: float = 0.0
-
-
-def summarise(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of a step from the sums over all ranks and micro-batches. Shares and means are over trained tokens."""
+    Shares and means are over trained tokens.
+    """
+    sums, maxima = stats.sums, stats.maxima
     tokens = max(sums.get("tokens", 0.0), 1.0)
     updates = max(sums.get("updates", 1.0), 1.0)
     metrics = {

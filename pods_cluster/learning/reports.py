@@ -1,0 +1,135 @@
+"""Reports of the learner: what its ranks and the group as a whole answer. Importable without torch or Ray."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pods_cluster.learning.step_metrics import TokenStats
+from pods_cluster.types import GroupId, Locator
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRollout:
+    """A selected rollout that did not reach the learner rank that should train it, and why."""
+
+    locator: Locator
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostGroup:
+    """A group that was selected but not trained: of its `kept` rollouts, `missing` did not reach the learner.
+
+    `cause` is the most frequent one among the missing rollouts.
+    """
+
+    group: GroupId
+    kept: int
+    missing: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"group {self.group}: {self.missing} of {self.kept} kept rollouts are missing ({self.cause})"
+
+
+def lost_groups(
+    groups: Sequence[GroupId], kept: Mapping[GroupId, int], missing: Sequence[MissingRollout]
+) -> list[LostGroup]:
+    """The lost `groups` with their causes, given how many rollouts each kept and all missing rollouts of the step."""
+    causes: dict[GroupId, Counter[str]] = {group: Counter() for group in groups}
+    for rollout in missing:
+        if rollout.locator.group in causes:
+            causes[rollout.locator.group][rollout.cause] += 1
+    return [
+        LostGroup(group, kept[group], counts.total(), counts.most_common(1)[0][0] if counts else "cause unknown")
+        for group, counts in causes.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of one training step of the learner group.
+
+    `trained` and `lost` groups together are those of the selections. `missing` holds every rollout that did not
+    arrive, also of groups that were trained without it; `lost_rollouts` counts these and the rest of the lost groups.
+    `trained_tokens` are completion tokens in the loss, `total_tokens` count prompts too. `metrics` are for the record,
+    by the names of the metric registry. `fetch_seconds` is the time until all ranks had their rollouts,
+    `update_seconds` that of all forward and backward passes and optimiser steps, and `busy_seconds` what the slowest
+    rank needed of the latter.
+    """
+
+    metrics: Mapping[str, float]
+    trained: list[GroupId]
+    lost: list[LostGroup]
+    trained_rollouts: int
+    lost_rollouts: int
+    trained_tokens: int
+    total_tokens: int
+    received_bytes: int
+    updates: int
+    fetch_seconds: float
+    update_seconds: float
+    busy_seconds: float = 0.0
+    missing: list[MissingRollout] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class FetchReport:
+    """Outcome of one rank's request for its rollouts; `received_bytes` is the size of their numbers as they were sent."""
+
+    received: int = 0
+    missing: list[MissingRollout] = field(default_factory=list)
+    received_bytes: int = 0
+    seconds: float = 0.0
+
+    def add_missing(self, locators: Sequence[Locator], cause: str) -> None:
+        self.missing.extend(MissingRollout(locator, cause) for locator in locators)
+
+
+@dataclass(slots=True)
+class RankResult:
+    """Result of one rank's part of a step: statistics over its tokens, and its gradient norms (equal on every rank).
+
+    `padded_tokens` were computed, `real_tokens` of them belong to a prompt or completion.
+    """
+
+    stats: TokenStats = field(default_factory=TokenStats)
+    grad_norms: list[float] = field(default_factory=list)
+    learning_rate: float = 0.0
+    microbatches: int = 0
+    padded_tokens: int = 0
+    real_tokens: int = 0
+    largest_microbatch: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Identity of a started rank: its process, its device and its model.
+
+    `parameters` and `trainable` count elements; `chunked_head` says that logits are made chunk by chunk (`log_probs`).
+    """
+
+    rank: int
+    node: str
+    pid: int
+    device: str
+    parameters: int
+    trainable: int
+    chunked_head: bool
+    rendezvous_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of a rank in bytes.
+
+    `peak` is that of the process (of the GPU where there is one), `optimizer` the optimiser states with float32 master
+    weights.
+    """
+
+    peak: int
+    optimizer: int
