@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pods_cluster.config.vllm_options import _CHOICES, VllmOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 
 def test_the_page_lists_every_option_with_its_values_and_default():
-    section = PAGE.read_text().split("## Options of the vLLM engine")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("## vllm")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
     assert list(rows) == list(VllmOptions.__dataclass_fields__)
     default = VllmOptions()
