@@ -148,6 +148,9 @@ class Assembler:
             decision = await self.selector.collect(want - len(selections), version, POLL_SECONDS)
             tally.overtaken = decision.overtaken
             tally.waited += decision.waited
+            tally.select_seconds += decision.select_seconds
+            tally.selector_bytes = max(tally.selector_bytes, decision.resident_bytes)
+            tally.queued = decision.ready
             if tally.ready is None:
                 tally.ready = len(decision.selections) + decision.ready
             for selection, stats in zip(decision.selections, decision.stats, strict=True):

@@ -51,6 +51,12 @@ class Tally:
     """Groups that were complete when the step first got an answer."""
     waited: float = 0.0
     """Seconds for which there were too few."""
+    queued: int = 0
+    """Groups that were complete and left in the selector."""
+    select_seconds: float = 0.0
+    """Seconds for which the selector computed."""
+    selector_bytes: int = 0
+    """Resident memory of the selector's process."""
 
     def selected(self, selections: Sequence[Selection], stats: Sequence[GroupStats]) -> None:
         self.selections.extend(selections)
@@ -97,18 +103,29 @@ class Tally:
             "tokens/aborted": self.aborted_tokens,
             "groups/replaced": self.replaced,
             "groups/overtaken": self.overtaken,
+            "groups/queued": self.queued,
+            "timing_s/select": self.select_seconds,
+            "memory/selector/rss": self.selector_bytes or math.nan,
         }
         for fate in Fate:
             values[f"groups/{fate.value}"] = self.fates[fate]
         scored = [group for group in everyone if math.isfinite(group.reward_mean)]
+        whole = [group for group in everyone if group.n_whole]
+        ended = [group for group in whole if group.n_terminated]
         values |= {
             "reward": _mean(scored, "reward_mean", "n_valid"),
             "reward_std": _mean(scored, "reward_std"),
+            "reward/min": min((group.reward_min for group in scored), default=math.nan),
+            "reward/max": max((group.reward_max for group in scored), default=math.nan),
             "frac_reward_zero_std": _share([group.reward_std <= 1e-8 for group in scored]),
             "reward/kept": _mean(self.trained, "kept_mean", "n_kept"),
             "reward_std/kept": _mean(self.trained, "kept_std"),
             "completions/mean_length": _mean(everyone, "length_mean", "n_whole"),
-            "completions/max_length": max((group.length_max for group in everyone), default=math.nan),
+            "completions/min_length": min((group.length_min for group in whole), default=math.nan),
+            "completions/max_length": max((group.length_max for group in whole), default=math.nan),
+            "completions/mean_terminated_length": _mean(ended, "terminated_length_mean", "n_terminated"),
+            "completions/min_terminated_length": min((g.terminated_length_min for g in ended), default=math.nan),
+            "completions/max_terminated_length": max((g.terminated_length_max for g in ended), default=math.nan),
             "completions/clipped_ratio": _mean(everyone, "truncated_share", "n_whole"),
             "completions/kept_mean_length": _mean(self.trained, "kept_length_mean", "n_kept"),
             "completions/kept_max_length": max((group.kept_length_max for group in self.trained), default=math.nan),
@@ -120,7 +137,7 @@ class Tally:
         if any(group.settled or math.isfinite(group.first_mean) for group in everyone):
             values |= _censored(everyone)
         for name in sorted({name for group in everyone for name in group.parts_mean}):
-            values[f"rewards/{name}/mean"] = _mean_of([group.parts_mean.get(name, math.nan) for group in everyone])
+            values[f"rewards/{name}/mean"], values[f"rewards/{name}/std"] = _spread(everyone, name)
             values[f"rewards/{name}/kept_mean"] = _mean_of(
                 [group.kept_parts_mean.get(name, math.nan) for group in self.trained]
             )
@@ -161,6 +178,21 @@ def _mean_of(values: Sequence[float], weights: Sequence[float] | None = None) ->
     ]
     total = sum(weight for _, weight in pairs)
     return sum(value * weight for value, weight in pairs) / total if total else math.nan
+
+
+def _spread(groups: Sequence[GroupStats], name: str) -> tuple[float, float]:
+    """Mean and sample standard deviation of one reward over the rollouts of all groups; NaN without any."""
+    parts = [
+        (group.parts_count[name], group.parts_mean[name], group.parts_squares[name])
+        for group in groups
+        if group.parts_count.get(name)
+    ]
+    count = sum(number for number, _, _ in parts)
+    if not count:
+        return math.nan, math.nan
+    mean = sum(number * group_mean for number, group_mean, _ in parts) / count
+    squares = sum(squares + number * (group_mean - mean) ** 2 for number, group_mean, squares in parts)
+    return mean, math.sqrt(squares / (count - 1)) if count > 1 else 0.0
 
 
 def _share(flags: Sequence[bool]) -> float:

@@ -13,6 +13,7 @@ from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import SignalScope
 from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCore
 from pods_cluster.selection.stopping import Instructions, Settling
+from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, GroupShard
 
 
@@ -149,7 +150,7 @@ class SelectorActor:
         self._changed.notify_all()  # wakes an earlier poll
         if learner_version != self._version:
             self._version, self._full_since = learner_version, None
-        started = time.monotonic()
+        started, seconds_before = time.monotonic(), self._selecting_seconds
         while True:
             if poll != self._poll:
                 return Decision(superseded=True)
@@ -168,6 +169,8 @@ class SelectorActor:
                         want, learner_version, self._staleness, partial=partial, oldest_only=patience > 0
                     )
                     decision.waited = now - started
+                    decision.select_seconds = self._selecting_seconds - seconds_before + time.perf_counter() - before
+                    decision.resident_bytes = process_memory().resident
                     decision.timed_out = timed_out and len(decision.selections) < want and not decision.fates
                     if len(decision.selections) == want:
                         self._full_since = None

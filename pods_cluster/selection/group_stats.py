@@ -24,8 +24,10 @@ class GroupStats:
     `n_aborted` + `n_stale`. `n_valid` could be trained on; `n_stale` finished but too old for the step (their rewards
     are not looked at further); `n_pending` is above 0 only for a cancelled group, `n_unissued` where a group was
     stopped or cancelled between two portions. `reward_*` are over all finite rewards of finished rollouts, stale ones
-    included, `length_*` and `truncated_share` over those that were not aborted; `kept_*` over the kept, `stale_*` over
-    the stale, `first_*` over the first portion. `tokens` are all that were sampled, `aborted_tokens` among them.
+    included, `length_*` and `truncated_share` over those that were not aborted, `terminated_*` over those of them that
+    were not truncated either; `kept_*` over the kept, `stale_*` over the stale, `first_*` over the first portion.
+    `tokens` are all that were sampled, `aborted_tokens` among them. `parts_*` are over the finite values of each single
+    reward, by name; `parts_squares` are sums of squared distances from `parts_mean`.
 
     `settled`: stopped early, so that rewards and lengths are censored. `tokens_saved` is an estimate: of rollouts not
     issued as many mean lengths; of aborted ones what groups that ended by themselves say of rollouts that long
@@ -48,6 +50,8 @@ class GroupStats:
     settled: bool = False
     reward_mean: float = math.nan
     reward_std: float = math.nan
+    reward_min: float = math.nan
+    reward_max: float = math.nan
     kept_mean: float = math.nan
     kept_std: float = math.nan
     first_valid: int = 0
@@ -56,7 +60,12 @@ class GroupStats:
     aborted_tokens: int = 0
     tokens_saved: float = 0.0
     length_mean: float = math.nan
+    length_min: int = 0
     length_max: int = 0
+    n_terminated: int = 0
+    terminated_length_mean: float = math.nan
+    terminated_length_min: int = 0
+    terminated_length_max: int = 0
     kept_tokens: int = 0
     kept_length_mean: float = math.nan
     kept_length_max: int = 0
@@ -67,6 +76,8 @@ class GroupStats:
     oldest_version: int = -1
     kept_oldest_version: int = -1
     parts_mean: dict[str, float] = field(default_factory=dict)
+    parts_count: dict[str, int] = field(default_factory=dict)
+    parts_squares: dict[str, float] = field(default_factory=dict)
     kept_parts_mean: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -120,10 +131,12 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
         stats.reward_mean, stats.reward_std = outcome.group_mean, outcome.group_std
     else:
         rewards = _of(group.rewards, finished)
-        stats.reward_mean, stats.reward_std, _ = moments(rewards[np.isfinite(rewards)])
+        rewards = rewards[np.isfinite(rewards)]
+        stats.reward_mean, stats.reward_std, _ = moments(rewards)
+    if len(rewards):
+        stats.reward_min, stats.reward_max = float(rewards[rewards.argmin()]), float(rewards[rewards.argmax()])
     if n_usable:
-        stats.tokens, stats.length_mean, stats.length_max = _lengths(_of(group.lengths, usable))
-        stats.truncated_share = int(np.count_nonzero(_of(group.truncated, usable))) / n_usable
+        _add_lengths(stats, _of(group.lengths, usable), _of(group.truncated, usable))
     if n_usable < n_finished:
         every = int(np.add.reduce(_of(group.lengths, finished), dtype=np.int64))
         stats.tokens, stats.aborted_tokens = every, every - stats.tokens
@@ -134,7 +147,9 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
         rewards = rewards[np.isfinite(rewards)]
         stats.first_valid, stats.first_mean = len(rewards), moments(rewards)[0]
     stats.oldest_version = _least(_of(group.first_versions, finished))
-    stats.parts_mean = {name: _mean(_of(values, finished)) for name, values in group.parts.items()}
+    for name, values in group.parts.items():
+        count, stats.parts_mean[name], squares = _sums(_of(values, finished))
+        stats.parts_count[name], stats.parts_squares[name] = count, squares
     if stats.n_stale and usable is not None and fresh is not None:
         stats.stale_length_mean = float(group.lengths[usable & ~fresh].mean())
     if outcome is not None and len(outcome.kept):
@@ -142,12 +157,22 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
     return stats
 
 
+def _add_lengths(stats: GroupStats, lengths: NDArray[np.int32], truncated: NDArray[np.bool_]) -> None:
+    stats.tokens, stats.length_mean, stats.length_min, stats.length_max = _lengths(lengths)
+    n_truncated = int(np.count_nonzero(truncated))
+    stats.truncated_share = n_truncated / len(lengths)
+    stats.n_terminated = len(lengths) - n_truncated
+    if stats.n_terminated:
+        ended = lengths if not n_truncated else lengths[~truncated]
+        _, stats.terminated_length_mean, stats.terminated_length_min, stats.terminated_length_max = _lengths(ended)
+
+
 def _add_kept(stats: GroupStats, group: Numbers, outcome: Outcome) -> None:
     kept = outcome.kept
     stats.n_kept = len(kept)
     stats.no_signal = outcome.fate is Fate.NO_SIGNAL
     stats.kept_mean, stats.kept_std = outcome.kept_mean, outcome.kept_std
-    stats.kept_tokens, stats.kept_length_mean, stats.kept_length_max = _lengths(group.lengths[kept])
+    stats.kept_tokens, stats.kept_length_mean, _, stats.kept_length_max = _lengths(group.lengths[kept])
     stats.kept_truncated_share = int(np.count_nonzero(group.truncated[kept])) / len(kept)
     stats.kept_oldest_version = _least(group.first_versions[kept])
     stats.kept_parts_mean = {name: _mean(values[kept]) for name, values in group.parts.items()}
@@ -161,10 +186,22 @@ def _least(values: NDArray[np.int32]) -> int:
     return int(values[values.argmin()])
 
 
-def _lengths(lengths: NDArray[np.int32]) -> tuple[int, float, int]:
-    """Sum, mean and maximum; the sum in 64 bits."""
+def _lengths(lengths: NDArray[np.int32]) -> tuple[int, float, int, int]:
+    """Sum, mean, minimum and maximum; the sum in 64 bits."""
     total = int(np.add.reduce(lengths, dtype=np.int64))
-    return total, total / len(lengths), int(lengths[lengths.argmax()])
+    return total, total / len(lengths), int(lengths[lengths.argmin()]), int(lengths[lengths.argmax()])
+
+
+def _sums(values: NDArray[np.float64]) -> tuple[int, float, float]:
+    """Count and mean of the finite values, and the sum of their squared distances from the mean; NaN without any."""
+    mean = float(np.add.reduce(values)) / len(values)
+    if not math.isfinite(mean):
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return 0, math.nan, math.nan
+        mean = float(np.add.reduce(values)) / len(values)
+    centred = values - mean
+    return len(values), mean, float(centred.dot(centred))
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -40,7 +40,8 @@ class Decision:
 
     `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `overtaken` of both are
     older than the youngest in `selections`; `more_fates` did not fit in. `timed_out`: the poll's time ended.
-    `superseded`: a later poll has taken over, this one brings nothing. `waited` seconds passed before there was this much.
+    `superseded`: a later poll has taken over, this one brings nothing. `waited` seconds passed before there was this much,
+    the selector itself computed for `select_seconds` of them. `resident_bytes` is the memory of its process.
     """
 
     selections: list[Selection] = field(default_factory=list)
@@ -53,12 +54,14 @@ class Decision:
     timed_out: bool = False
     superseded: bool = False
     waited: float = 0.0
+    select_seconds: float = 0.0
+    resident_bytes: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         fates = [(tuple(fate.group), fate.fate.value, pack_stats(fate.stats)) for fate in self.fates]
         stats = [pack_stats(stats) for stats in self.stats]
         counts = (self.ready, self.incomplete, self.overtaken, self.more_fates)
-        rest = (*counts, self.timed_out, self.superseded, self.waited)
+        rest = (*counts, self.timed_out, self.superseded, self.waited, self.select_seconds, self.resident_bytes)
         return _unpack, (pack_selections(self.selections), stats, fates, rest)
 
 

@@ -117,7 +117,7 @@ _GROUPS = (
            "and lengths over all rollouts are censored."),
     Metric("groups/overtaken", "groups", "Groups left behind by younger ones in the step's assembly."),
     Metric("groups/in_flight", "groups", "Groups that hold a place in the staleness ledger at the step's end."),
-    Metric("groups/queued", "groups", "Complete groups that wait in the selector at the step's end."),
+    Metric("groups/queued", "groups", "Complete groups that were left in the selector when the step was assembled."),
     Metric("data/prompts_served", "prompts", "Prompts taken from the dataset's stream.", COUNT),
     Metric("data/prompts_dropped_overlong", "prompts", "Prompts longer than `data.max_prompt_tokens`, dropped.", COUNT),
 )  # fmt: skip
@@ -177,7 +177,7 @@ _TIMING = (
             (
                 "From the step's first request to its last finished rollout.",
                 "From the last finished rollout to the last reward (earlier ones are scored meanwhile).",
-                "Settling, selection and the step's assembly.",
+                "The selector computing: settling, selection and the step's assembly.",
                 "The learner taking the kept rollouts from the workers.",
                 "Forward, backward and optimiser on all ranks.",
                 "New weights on their way to the generators.",

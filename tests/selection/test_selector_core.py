@@ -269,11 +269,16 @@ def test_the_numbers_of_a_trained_group() -> None:
     stats = selector.collect(1, 0, 0).stats[0]
     assert (stats.size, stats.n_finished, stats.n_valid, stats.n_nan, stats.n_kept) == (4, 4, 3, 1, 2)
     assert (stats.reward_mean, stats.reward_std) == (0.5, 0.5)
+    assert (stats.reward_min, stats.reward_max) == (0.0, 1.0)
     assert (stats.kept_mean, stats.kept_std) == (0.5, pytest.approx(math.sqrt(0.5)))
-    assert (stats.tokens, stats.length_mean, stats.length_max) == (100, 25.0, 40)
+    assert (stats.tokens, stats.length_mean, stats.length_min, stats.length_max) == (100, 25.0, 10, 40)
+    assert (stats.n_terminated, stats.terminated_length_mean) == (3, 20.0)
+    assert (stats.terminated_length_min, stats.terminated_length_max) == (10, 30)
     assert (stats.kept_tokens, stats.kept_length_mean, stats.kept_length_max) == (30, 15.0, 20)
     assert (stats.truncated_share, stats.kept_truncated_share) == (0.25, 0.0)
     assert stats.parts_mean == {"correct": 0.5, "format": pytest.approx(0.2)}
+    assert stats.parts_count == {"correct": 3, "format": 4}
+    assert stats.parts_squares == {"correct": pytest.approx(0.5), "format": pytest.approx(0.12)}
     assert stats.kept_parts_mean == {"correct": 0.5, "format": pytest.approx(0.1)}
     assert stats.prompt_tokens == 7
 
