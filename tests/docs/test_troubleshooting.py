@@ -22,9 +22,17 @@ def test_every_health_rule_has_its_paragraph() -> None:
 
 
 def test_every_kind_of_event_is_explained_and_none_that_is_not_there() -> None:
-    emitted = {kind for tree in _trees() for kind in _kinds(tree)}
+    emitted = {kind for tree in _trees() for kind, _ in _told(tree)}
     assert {"failed", "worker_failed", "telemetry"} <= emitted
     assert _first_column("Events") == emitted
+
+
+def test_events_have_the_levels_that_the_page_says() -> None:
+    levels: dict[str, set[str]] = {}
+    for kind, level in (told for tree in _trees() for told in _told(tree)):
+        levels.setdefault(kind, set()).add(level)
+    shown = {kind: set(cells[1].split(" or ")) for cells in _rows("Events") for kind in _names(cells[0])}
+    assert {kind: found for kind, found in levels.items() if "?" not in found and shown[kind] != found} == {}
 
 
 def test_every_kind_of_failed_reward_is_explained() -> None:
@@ -46,9 +54,17 @@ BUILTIN = {"Exception", "ValueError", "RuntimeError", "TypeError", "OSError", "K
 
 
 def _first_column(title: str) -> set[str]:
+    return {name for cells in _rows(title) for name in _names(cells[0])}
+
+
+def _rows(title: str) -> list[list[str]]:
+    """Cells of the section's table, of rows that begin with code."""
     section = PAGE.text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
-    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines() if row.startswith("| `")]
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
 
 
 def _trees() -> Iterator[ast.Module]:
@@ -56,7 +72,8 @@ def _trees() -> Iterator[ast.Module]:
         yield ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _kinds(tree: ast.Module) -> Iterator[str]:
+def _told(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Kind and level of every event that a module records; "?" for a level that is computed."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -65,4 +82,8 @@ def _kinds(tree: ast.Module) -> Iterator[str]:
             continue
         kind = node.args[place]
         if isinstance(kind, ast.Constant) and isinstance(kind.value, str) and re.fullmatch(r"[a-z_]+", kind.value):
-            yield kind.value
+            level = next((keyword.value for keyword in node.keywords if keyword.arg == "level"), None)
+            if level is None:
+                yield kind.value, "warning" if node.func.attr in ("warning", "_tell_once") else "info"
+            else:
+                yield kind.value, str(level.value) if isinstance(level, ast.Constant) else "?"
