@@ -160,7 +160,7 @@ async def fresh_engine(config: Any, export: Path, probes: Any, arguments: argpar
     pool = GeneratorPool(config.model_copy(update={"model": model, "run": run}), None)
     try:
         await pool.start()
-        await pool.adopt(0)
+        await pool.adopt_version(0)
         return await greedy(pool, probes, arguments)
     finally:
         await pool.close()

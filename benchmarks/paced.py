@@ -104,7 +104,7 @@ class PacedPublisher:
 
     async def publish(self, version: int, workers: Mapping[str, Any]) -> PublishReport:
         await asyncio.sleep(self.seconds)
-        await asyncio.gather(*(worker.name_version.remote(version) for worker in workers.values()))
+        await asyncio.gather(*(worker.adopt_version.remote(version) for worker in workers.values()))
         return PublishReport(version, self.seconds, 0, {}, False, 1)
 
     async def catch_up(self, version: int, name: str, worker: Any) -> PublishReport:

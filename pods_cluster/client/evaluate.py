@@ -84,7 +84,7 @@ async def _evaluate(config: Config, held_out: list[Any]) -> dict[str, float]:
     try:
         await pool.start()
         # No learner publishes here: what the engines loaded is what is meant.
-        await pool.adopt(0)
+        await pool.adopt_version(0)
         return (await evaluate(pool, held_out, config)).values
     finally:
         await pool.close()

@@ -72,6 +72,21 @@ class Engine(Protocol):
         """
         ...
 
+    def rescore(self, rollouts: Sequence[Rollout], temperature: float) -> None:
+        """Fill in the log-probabilities (natural logs, one a token) that the engine left out while it sampled.
+
+        Only of rollouts whose tokens were all sampled from the weights that the engine still serves; those of others
+        stay None. `temperature` is the one that they were sampled at.
+        """
+        ...
+
+    def adopt_version(self, version: int) -> None:
+        """Serve the weights that were loaded from `model.path` as `version`, without a transfer.
+
+        For runs without a learner. Raises EngineError when the engine is closed.
+        """
+        ...
+
     def connect(self, invitation: Invitation) -> None:
         """Join a broadcast group; blocks until all met. Raises WeightTransferError at the invitation's deadline."""
         ...
@@ -96,3 +111,60 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free memory and processes."""
         ...
+
+
+def require_open(closed: bool, call: str) -> None:
+    """Raises EngineError where a failed update has left the engine without usable weights."""
+    if closed:
+        raise EngineError(f"{call}: the engine holds no usable weights since a failed update; a full update reopens it")
+
+
+def require_version(version: int) -> None:
+    """Raises EngineError where no rollout can be attributed to a weight version yet."""
+    if version < 0:
+        raise EngineError("submit: the engine has no weight version yet; publish version 0 before the first rollout")
+
+
+def fill_logprobs(engine: Engine, rollouts: Iterable[Rollout], temperature: float, longest: int | None = None) -> None:
+    """`Engine.rescore` by way of `Engine.score`; rollouts of more than `longest` tokens in all are passed over."""
+    version = engine.version
+    wanted = [
+        rollout
+        for rollout in rollouts
+        if rollout.logprobs is None
+        and rollout.first_version == rollout.last_version == version
+        and (longest is None or rollout.total_tokens <= longest)
+    ]
+    scores = engine.score([(rollout.prompt_ids, rollout.token_ids) for rollout in wanted], temperature)
+    for rollout, logprobs in zip(wanted, scores, strict=True):
+        rollout.logprobs = logprobs
+
+
+def check_request(
+    request: RolloutRequest, context: int | None, vocabulary: int, *, limit: str = "model's context", remedy: str = ""
+) -> None:
+    """Raises EngineError naming the request, the value and the fix. `context` in tokens; None: no limit.
+
+    `limit` says what the context is in the engine's words, `remedy` what else can be changed.
+    """
+    length, sampling = len(request.prompt_ids), request.sampling
+    if length == 0:
+        raise EngineError(f"request {request.key}: the prompt has no tokens; a template must render at least one")
+    if sampling.max_tokens < 1:
+        raise EngineError(f"request {request.key}: max_tokens: {sampling.max_tokens} must be at least 1")
+    if context is not None and length + sampling.max_tokens > context:
+        raise EngineError(
+            f"request {request.key}: prompt of {length} + max_tokens of {sampling.max_tokens} tokens exceed the "
+            f"{limit} of {context}; lower generator.max_tokens or data.max_prompt_tokens{remedy}"
+        )
+    if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:
+        raise EngineError(
+            f"request {request.key}: prompt ids reach from {min(request.prompt_ids)} to {max(request.prompt_ids)}, "
+            f"the vocabulary is 0 to {vocabulary - 1}; tokenizer and model differ"
+        )
+    if not 0.0 <= sampling.temperature < float("inf"):
+        raise EngineError(f"request {request.key}: temperature: {sampling.temperature} must be 0 (greedy) or more")
+    if not 0.0 < sampling.top_p <= 1.0 or not 0.0 <= sampling.min_p <= 1.0:
+        raise EngineError(
+            f"request {request.key}: top_p: {sampling.top_p} must be in (0, 1], min_p: {sampling.min_p} in [0, 1]"
+        )

@@ -1,4 +1,4 @@
-"""Who belongs to the generator pool: workers come, serve, drain and leave."""
+"""Membership of the generator pool: workers start, serve, drain and leave."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pods_cluster.actor_names import actor_name
 from pods_cluster.config import Config
-from pods_cluster.generation.messages import Failure, GeneratorError, WorkerInfo
+from pods_cluster.generation.messages import Failure, GeneratorError, WorkerInfo, WorkerPhase, WorkerStatus
 from pods_cluster.generation.placement import (
     ANSWER_SECONDS,
+    answer_or_none,
     create_worker,
     kill,
-    quietly,
     worker_placed,
     worker_started,
 )
@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class _Newcomer:
+class _StartingWorker:
     """A worker that does not serve yet; without `info` it has not started, without `placed` it waits for room."""
 
     handle: Any
@@ -48,7 +48,7 @@ class _Newcomer:
 class PoolMembers:
     """The membership of a pool of workers `<run>/generator/<i>`; no index is given twice.
 
-    A newcomer is prepared (it has started), then admitted (it serves); one that leaves is retired (it gets no new
+    A new worker is prepared (it has started), then admitted (it serves). One that leaves is retired (it gets no new
     groups), drained, then dismissed. Only `admit` and `dismiss` change who gets weights.
     """
 
@@ -57,7 +57,7 @@ class PoolMembers:
         self._selector = selector
         self._options = dict(actor_options or {})
         self._members: dict[str, Member] = {}
-        self._newcomers: dict[str, _Newcomer] = {}
+        self._starting: dict[str, _StartingWorker] = {}
         self._next = 0
         self._replaced = 0
 
@@ -71,14 +71,15 @@ class PoolMembers:
         """Workers that take new groups."""
         return [name for name, member in self._members.items() if not member.draining]
 
-    def states(self) -> dict[str, tuple[str, WorkerInfo | None]]:
-        """State in words and what is known of every worker, newcomers included."""
-        states: dict[str, tuple[str, WorkerInfo | None]] = {}
+    def states(self) -> dict[str, WorkerStatus]:
+        """Every worker by name, those that do not serve yet included."""
+        states: dict[str, WorkerStatus] = {}
         for name, member in self._members.items():
-            states[name] = ("failed" if member.failure else "leaving" if member.draining else "serving", member.info)
-        for name, newcomer in self._newcomers.items():
-            states[name] = ("ready" if newcomer.info else "starting" if newcomer.placed else "waiting for room",
-                            newcomer.info)  # fmt: skip
+            phase = WorkerPhase.LEAVING if member.draining else WorkerPhase.SERVING
+            states[name] = WorkerStatus(WorkerPhase.FAILED if member.failure else phase, member.info)
+        for name, worker in self._starting.items():
+            phase = WorkerPhase.STARTING if worker.placed else WorkerPhase.WAITING
+            states[name] = WorkerStatus(WorkerPhase.READY if worker.info else phase, worker.info)
         return states
 
     async def start(self) -> None:
@@ -112,21 +113,21 @@ class PoolMembers:
         await self._prepare(name, placement)
         return name
 
-    def newcomer(self, name: str) -> Any:
+    def prepared_worker(self, name: str) -> Any:
         """Handle of a prepared worker."""
-        return self._newcomers[name].handle
+        return self._starting[name].handle
 
     def admit(self, name: str) -> None:
         """A prepared worker serves from now on."""
-        newcomer = self._newcomers.pop(name)
-        assert newcomer.info is not None
-        self._members[name] = Member(newcomer.handle, newcomer.info)
+        worker = self._starting.pop(name)
+        assert worker.info is not None
+        self._members[name] = Member(worker.handle, worker.info)
 
     def withdraw(self, name: str) -> None:
-        """End a newcomer."""
-        newcomer = self._newcomers.pop(name, None)
-        if newcomer is not None:
-            kill(newcomer.handle)
+        """End a worker that does not serve yet."""
+        worker = self._starting.pop(name, None)
+        if worker is not None:
+            kill(worker.handle)
 
     def retire(self, count: int) -> list[str]:
         """The `count` least loaded workers get no new groups any more; their names. At least one stays.
@@ -146,7 +147,7 @@ class PoolMembers:
         member = self._members.get(name)
         if member is None:
             return
-        left = await quietly(member.handle.drain.remote(timeout), timeout + ANSWER_SECONDS)
+        left = await answer_or_none(member.handle.drain.remote(timeout), timeout + ANSWER_SECONDS)
         if left is not None:
             member.groups = {GroupId(*group) for group in left}
 
@@ -155,7 +156,7 @@ class PoolMembers:
         member = self._members.get(name)
         if member is None:
             return None  # it failed meanwhile, and was reported
-        await quietly(member.handle.shutdown.remote(), CLOSE_SECONDS)
+        await answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS)
         if name not in self._members:
             return None
         return self._discard(name, "left the pool before its rollouts were taken")
@@ -170,10 +171,10 @@ class PoolMembers:
 
     async def close(self) -> None:
         """End all workers."""
-        for name in list(self._newcomers):
+        for name in list(self._starting):
             self.withdraw(name)
         members, self._members = self._members, {}
-        calls = [quietly(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
+        calls = [answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
         await asyncio.gather(*calls)
         for member in members.values():
             kill(member.handle)
@@ -181,10 +182,10 @@ class PoolMembers:
     async def _prepare(self, name: str, placement: float) -> None:
         try:
             handle = create_worker(self.config, name, self._selector, self._options)
-            newcomer = self._newcomers[name] = _Newcomer(handle)
+            worker = self._starting[name] = _StartingWorker(handle)
             await worker_placed(self.config, name, handle, placement)
-            newcomer.placed = True
-            newcomer.info = await worker_started(self.config, name, handle)
+            worker.placed = True
+            worker.info = await worker_started(self.config, name, handle)
         except BaseException:
             self.withdraw(name)
             raise

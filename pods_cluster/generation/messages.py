@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pods_cluster.generation.engine import EngineStats
 from pods_cluster.scoring.scorer_stats import ScorerStats
@@ -51,6 +52,25 @@ class WorkerInfo:
     pid: int
     engine: str
     version: int
+
+
+class WorkerPhase(StrEnum):
+    """Where a generator worker is between its creation and its end, in the words that people read."""
+
+    WAITING = "waiting for room"
+    STARTING = "starting"
+    READY = "ready"
+    SERVING = "serving"
+    LEAVING = "leaving"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker of the pool; `info` is None until it has started."""
+
+    phase: WorkerPhase
+    info: WorkerInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ async def worker_placed(config: Config, name: str, handle: Any, seconds: float) 
     """Wait until Ray has found the actor a place. Raises NoRoom when it has not, GeneratorError with another cause."""
     generator = config.generator
     try:
-        await asyncio.wait_for(result(handle.__ray_ready__.remote()), seconds)
+        await asyncio.wait_for(as_coroutine(handle.__ray_ready__.remote()), seconds)
     except TimeoutError:
         free, there = ray.available_resources(), ray.cluster_resources()
         raise NoRoom(
@@ -73,7 +73,7 @@ async def worker_started(config: Config, name: str, handle: Any) -> WorkerInfo:
     """Wait for the engine of a worker that has its place. Raises GeneratorError with the cause."""
     generator = config.generator
     try:
-        return await asyncio.wait_for(result(handle.ready.remote()), generator.start_timeout + ANSWER_SECONDS)
+        return await asyncio.wait_for(as_coroutine(handle.ready.remote()), generator.start_timeout + ANSWER_SECONDS)
     except TimeoutError:
         raise GeneratorError(
             f"{name} has not started within generator.start_timeout: {generator.start_timeout:g} s"
@@ -82,15 +82,15 @@ async def worker_started(config: Config, name: str, handle: Any) -> WorkerInfo:
         raise GeneratorError(f"{name} could not start: {cause(error)}") from error
 
 
-async def result(reference: Awaitable[Any]) -> Any:
+async def as_coroutine(reference: Awaitable[Any]) -> Any:
     """An object reference as a coroutine, for asyncio's functions."""
     return await reference
 
 
-async def quietly(reference: Awaitable[Any], timeout: float) -> Any:
+async def answer_or_none(reference: Awaitable[Any], timeout: float) -> Any:
     """The answer, or None: a worker that is gone or silent is the business of the pool's `check`."""
     with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
-        return await asyncio.wait_for(result(reference), timeout)
+        return await asyncio.wait_for(as_coroutine(reference), timeout)
     return None
 
 

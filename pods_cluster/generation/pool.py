@@ -14,7 +14,7 @@ from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
 from pods_cluster.generation.members import Member, PoolMembers
 from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
-from pods_cluster.generation.placement import ANSWER_SECONDS, cause, quietly, result
+from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
@@ -31,10 +31,10 @@ class GeneratorPool(PoolMembers):
         self._last: dict[str, WorkerStats] = {}
         self._asked_at = time.monotonic()
 
-    async def adopt(self, version: int) -> None:
+    async def adopt_version(self, version: int) -> None:
         """The weights that the workers loaded from `model.path` are `version`; for runs without a learner."""
         await self._ask_all(
-            {name: member.handle.name_version.remote(version) for name, member in self._members.items()}
+            {name: member.handle.adopt_version.remote(version) for name, member in self._members.items()}
         )
 
     # Groups.
@@ -74,7 +74,7 @@ class GeneratorPool(PoolMembers):
     async def abort(self, groups: Sequence[GroupId]) -> None:
         """Workers end what is unfinished of these groups; it is reported as aborted. Finished rollouts stay."""
         calls = [self._members[name].handle.abort.remote(group) for group in groups for name in self._holders(group)]
-        await asyncio.gather(*(quietly(call, ANSWER_SECONDS) for call in calls))
+        await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls))
 
     async def keep(self, selections: Sequence[Selection]) -> None:
         """Workers forget what these selections left out; what they kept stays until it is taken or dropped."""
@@ -101,7 +101,7 @@ class GeneratorPool(PoolMembers):
     async def sample(self, group: GroupId) -> list[Rollout]:
         """Copies of the group's finished rollouts, by index; empty where their worker is gone."""
         calls = [self._members[name].handle.sample.remote(group) for name in self._holders(group)]
-        parts = await asyncio.gather(*(quietly(call, ANSWER_SECONDS) for call in calls))
+        parts = await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls))
         return sorted((rollout for part in parts if part for rollout in part), key=lambda rollout: rollout.index)
 
     async def evaluate(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> list[EvalRow]:
@@ -190,7 +190,7 @@ class GeneratorPool(PoolMembers):
         async def ask(name: str) -> WorkerStats | None:
             member = self._members[name]
             try:
-                return await asyncio.wait_for(result(member.handle.stats.remote()), ANSWER_SECONDS)
+                return await asyncio.wait_for(as_coroutine(member.handle.stats.remote()), ANSWER_SECONDS)
             except RayActorError as error:
                 member.failure = f"died: {cause(error)}"
             except TimeoutError:
@@ -202,7 +202,7 @@ class GeneratorPool(PoolMembers):
 
     async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
         """Answers by worker; a dead worker is marked and has none. What a method raises is raised, the cause itself."""
-        answers = await asyncio.gather(*(result(call) for call in calls.values()), return_exceptions=True)
+        answers = await asyncio.gather(*(as_coroutine(call) for call in calls.values()), return_exceptions=True)
         answered: dict[str, Any] = {}
         for name, answer in zip(calls, answers, strict=True):
             if isinstance(answer, RayActorError):
@@ -217,4 +217,4 @@ class GeneratorPool(PoolMembers):
         return answered
 
     async def _tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
-        await asyncio.gather(*(quietly(call, ANSWER_SECONDS) for call in calls.values()))
+        await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))

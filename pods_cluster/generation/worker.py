@@ -15,8 +15,8 @@ from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.eval_requests import Evaluation
 from pods_cluster.generation.finisher import Finisher
-from pods_cluster.generation.kept_rollouts import HandOver, pack
 from pods_cluster.generation.messages import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
+from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.reporter import Reporter
 from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams
@@ -110,7 +110,7 @@ class GeneratorWorker:
             self._store.forget(groups)
             raise
 
-    def take(self, wanted: Iterable[tuple[GroupId, Sequence[int]]]) -> HandOver:
+    def take(self, wanted: Iterable[tuple[GroupId, Sequence[int]]]) -> PackedRollouts:
         """Hand over finished rollouts and forget them; which of them are not here is in the answer."""
         found: list[Rollout] = []
         absent: dict[tuple[GroupId, int], str] = {}
@@ -203,10 +203,10 @@ class GeneratorWorker:
         if self._engine.engine is not None:
             self._engine.engine.disconnect()
 
-    def name_version(self, version: int) -> None:
+    def adopt_version(self, version: int) -> None:
         """The weights that the engine loaded from `model.path` are this version; for runs without a learner."""
         self._check()
-        self._engine.call(lambda engine: setattr(engine, "version", version))
+        self._engine.call(lambda engine: engine.adopt_version(version))
 
     def fingerprints(self) -> dict[str, str]:
         """See `Engine.fingerprints`."""
@@ -257,10 +257,9 @@ class GeneratorWorker:
 
     def _rescore(self, rollouts: list[Rollout]) -> None:
         """Log-probabilities of kept rollouts alone, where the engine leaves them out while it samples."""
-        rescore = getattr(self._engine.engine, "rescore", None)
-        if rescore is not None and any(rollout.logprobs is None for rollout in rollouts):
+        if any(rollout.logprobs is None for rollout in rollouts):
             patience, temperature = self.config.generator.request_timeout, self.config.generator.temperature
-            self._engine.call(lambda _: rescore(rollouts, temperature), patience)
+            self._engine.call(lambda engine: engine.rescore(rollouts, temperature), patience)
 
     def _abort(self, keys: list[str]) -> None:
         if keys:

@@ -10,7 +10,7 @@ import ray
 from ray import exceptions
 
 from pods_cluster.actor_names import NAMESPACE
-from pods_cluster.generation.kept_rollouts import HandOver, unpack
+from pods_cluster.generation.packed_rollouts import PackedRollouts, unpack
 from pods_cluster.learning.reports import FetchReport
 from pods_cluster.types import GroupId, Locator, Rollout
 
@@ -58,7 +58,7 @@ class RolloutFetcher:
     ) -> None:
         worker = batch[0].worker
         try:
-            packed: HandOver = ray.get(reference)
+            packed: PackedRollouts = ray.get(reference)
         except exceptions.RayActorError:
             self._workers.pop(worker, None)
             report.add_missing(batch, f"worker {worker} died")

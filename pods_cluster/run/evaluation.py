@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.config import Config
+from pods_cluster.generation.messages import EvalRow
 from pods_cluster.run.stages import Generators
 from pods_cluster.types import Prompt, SamplingParams
 
@@ -57,17 +58,17 @@ def accuracy_reward(config: Config) -> str:
     return reward.key
 
 
-def _correct(row: Any, config: Config) -> list[bool]:
+def _correct(row: EvalRow, config: Config) -> list[bool]:
     return [flag for flag in _flags(row, config) if flag is not None]
 
 
-def _flags(row: Any, config: Config) -> list[bool | None]:
+def _flags(row: EvalRow, config: Config) -> list[bool | None]:
     name = accuracy_reward(config)
     parts = [sample.parts.get(name) for sample in row.samples]
     return [None if part is None else part >= 1.0 - 1e-9 for part in parts]
 
 
-def _record(row: Any, config: Config) -> dict[str, Any]:
+def _record(row: EvalRow, config: Config) -> dict[str, Any]:
     flags = _flags(row, config)
     return {
         "version": row.version,
@@ -77,7 +78,7 @@ def _record(row: Any, config: Config) -> dict[str, Any]:
     }
 
 
-def _means(rows: Sequence[Any]) -> dict[str, float]:
+def _means(rows: Sequence[EvalRow]) -> dict[str, float]:
     samples = [sample for row in rows for sample in row.samples]
     values: dict[str, float] = {}
     rewards = [sample.reward for sample in samples if sample.reward is not None]

@@ -54,11 +54,11 @@ def live_status(config: Config, run: Run | None, stopping: str | None) -> LiveSt
         WorkerState(
             name=worker,
             role="generator",
-            state=state,
-            node=info.node if info is not None else None,
-            pid=info.pid if info is not None else None,
+            state=generator.phase.value,
+            node=generator.info.node if generator.info is not None else None,
+            pid=generator.info.pid if generator.info is not None else None,
         )
-        for worker, (state, info) in run.pool.states().items()
+        for worker, generator in run.pool.states().items()
     ]
     learners = [
         WorkerState(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
-from pods_cluster.generation.lengths import ExpectedLengths
+from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger

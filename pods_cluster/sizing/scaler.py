@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from pods_cluster.config import Config
-from pods_cluster.generation.messages import Failure, GeneratorError
+from pods_cluster.generation.messages import Failure, GeneratorError, WorkerPhase
 from pods_cluster.generation.placement import NoRoom
 from pods_cluster.learning.rank_actors import LearnerError, ResizeError
 from pods_cluster.run.stages import Generators, Learners, Publisher
@@ -103,9 +104,9 @@ class Scaler:
         """What a person should know of a change that is under way."""
         if not self.pending:
             return None
-        states = [state for state, _ in self.pool.states().values()]
-        parts = [f"{count} generator(s) {state}" for state in ("waiting for room", "starting", "ready", "leaving")
-                 if (count := states.count(state))]  # fmt: skip
+        phases = Counter(worker.phase for worker in self.pool.states().values())
+        shown = (WorkerPhase.WAITING, WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.LEAVING)
+        parts = [f"{phases[phase]} generator(s) {phase}" for phase in shown if phases[phase]]
         if self.target.learners != self.learners.workers:
             room = self._room is None or self._room.done()
             parts.append(
@@ -204,7 +205,7 @@ class Scaler:
         ready, self._ready = self._ready, []
         if not ready:
             return
-        report = await self.publisher.publish(version, {name: self.pool.newcomer(name) for name in ready})
+        report = await self.publisher.publish(version, {name: self.pool.prepared_worker(name) for name in ready})
         for name in ready:
             if name in report.failed:
                 self.pool.withdraw(name)
@@ -294,7 +295,7 @@ class Scaler:
     async def _tell_if_it_waits(self, target: Sizes) -> None:
         self.waiting_since = time.monotonic()
         await asyncio.sleep(PATIENCE)
-        waiting = [state for state, _ in self.pool.states().values()].count("waiting for room")
+        waiting = sum(worker.phase is WorkerPhase.WAITING for worker in self.pool.states().values())
         room = self._room is not None and not self._room.done()
         if self.target == target and (waiting or room):
             lacks = [f"{waiting} generator(s)"] if waiting else []

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pods_cluster.generation.distribute import assign
-from pods_cluster.generation.lengths import ExpectedLengths
+from pods_cluster.generation.distribute import ExpectedLengths, assign
 
 LOADS = st.dictionaries(st.sampled_from("abcdefg"), st.integers(0, 5000), min_size=1)
 PIECES = st.lists(st.tuples(st.integers(1, 16), st.floats(0, 3000)), max_size=20)

@@ -16,8 +16,8 @@ import ray
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
-from pods_cluster.generation.kept_rollouts import unpack
 from pods_cluster.generation.messages import GeneratorError, GroupRequest, Portion
+from pods_cluster.generation.packed_rollouts import unpack
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.types import (
@@ -115,7 +115,7 @@ def with_pool(
         try:
             await pool.start()
             if adopt is not None:
-                await pool.adopt(adopt)
+                await pool.adopt_version(adopt)
             return await asyncio.wait_for(body(pool), 240)
         finally:
             await pool.close()
@@ -133,7 +133,7 @@ def shared(make_config: MakeConfig) -> Iterator[tuple[GeneratorPool, Reports]]:
 
     async def start() -> None:
         await pool.start()
-        await pool.adopt(0)
+        await pool.adopt_version(0)
 
     try:
         asyncio.run(start())
@@ -311,7 +311,7 @@ def test_workers_are_added_and_drained_away(shared: Shared) -> None:
     async def body() -> None:
         added = await pool.prepare(60)
         assert added not in pool.workers
-        await _call(pool.newcomer(added).name_version.remote(0))
+        await _call(pool.prepared_worker(added).adopt_version.remote(0))
         pool.admit(added)
         await pool.submit(portions_of(range(40, 43)))
         shards = await asyncio.to_thread(reports.wait, ids(range(40, 43)))

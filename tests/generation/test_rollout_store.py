@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pods_cluster.generation import rollout_store as store_module
+from pods_cluster.generation.engine_thread import LONG_WINDOWS, RateMeter
 from pods_cluster.generation.messages import GeneratorError, GroupRequest
-from pods_cluster.generation.rate import LONG_WINDOWS, RateMeter
 from pods_cluster.generation.reporter import Reporter, build_shard
 from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.types import FinishReason, GroupId, GroupShard, Prompt, Rollout, SamplingParams

@@ -12,7 +12,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pods_cluster.generation.kept_rollouts import pack
+from pods_cluster.generation.packed_rollouts import pack
 from pods_cluster.learning.learner_group import LearnerError, LearnerGroup, ResizeError
 from pods_cluster.types import GroupId, Locator
 from tests.learning.support import WORKER, OneBigBatch, config_for, make_step, true_log_probs

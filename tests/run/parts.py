@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.config import Config, parse_config
-from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, Portion
+from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, Portion, WorkerPhase, WorkerStatus
 from pods_cluster.generation.placement import NoRoom
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.learner_group import LearnerError, ResizeError
@@ -117,7 +117,7 @@ class Membership:
         self.handles: dict[str, Any] = {"loop/generator/0": object()}
         self.room = 99
         self.faulty = 0
-        self.newcomers: dict[str, str] = {}
+        self.starting: dict[str, WorkerPhase] = {}
         self.retired: set[str] = set()
         self.drained = asyncio.Event()
         self.unfinished: dict[str, list[GroupId]] = {}
@@ -131,40 +131,40 @@ class Membership:
     def serving(self) -> list[str]:
         return [name for name in self.handles if name not in self.retired]
 
-    def states(self) -> dict[str, tuple[str, Any]]:
-        there = {name: ("leaving" if name in self.retired else "serving", None) for name in self.handles}
-        return there | {name: (state, None) for name, state in self.newcomers.items()}
+    def states(self) -> dict[str, WorkerStatus]:
+        there = {name: WorkerPhase.LEAVING if name in self.retired else WorkerPhase.SERVING for name in self.handles}
+        return {name: WorkerStatus(phase) for name, phase in (there | self.starting).items()}
 
     async def prepare(self, placement: float) -> str:
         name = f"loop/generator/{self.count}"
         self.count += 1
-        self.newcomers[name] = "waiting for room"
+        self.starting[name] = WorkerPhase.WAITING
         try:
             async with asyncio.timeout(placement):
-                while len(self.handles) + sum(s != "waiting for room" for s in self.newcomers.values()) >= self.room:
+                while len(self.handles) + sum(p != WorkerPhase.WAITING for p in self.starting.values()) >= self.room:
                     await asyncio.sleep(0.001)
-            self.newcomers[name] = "starting"
+            self.starting[name] = WorkerPhase.STARTING
             await asyncio.sleep(0.001)
             if self.faulty:
                 self.faulty -= 1
                 raise GeneratorError(f"{name} could not start: no such model")
         except BaseException as error:
-            del self.newcomers[name]
+            del self.starting[name]
             if isinstance(error, TimeoutError):
                 raise NoRoom(f"{name} was not placed") from None
             raise
-        self.newcomers[name] = "ready"
+        self.starting[name] = WorkerPhase.READY
         return name
 
-    def newcomer(self, name: str) -> Any:
+    def prepared_worker(self, name: str) -> Any:
         return name
 
     def admit(self, name: str) -> None:
-        assert self.newcomers.pop(name) == "ready"
+        assert self.starting.pop(name) is WorkerPhase.READY
         self.handles[name] = object()
 
     def withdraw(self, name: str) -> None:
-        self.newcomers.pop(name, None)
+        self.starting.pop(name, None)
 
     def retire(self, count: int) -> list[str]:
         leaving = self.serving[-count:]

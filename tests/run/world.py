@@ -13,7 +13,7 @@ import numpy as np
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
-from pods_cluster.generation.messages import Failure, GeneratorError, Portion
+from pods_cluster.generation.messages import Failure, GeneratorError, Portion, WorkerPhase, WorkerStatus
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.reports import StepResult
 from pods_cluster.run.loop import Run
@@ -59,7 +59,7 @@ class World:
         self.random = random.Random(seed)
         self.names = 0
         self.members: dict[str, Worker] = {}
-        self.newcomers: set[str] = set()
+        self.starting: set[str] = set()
         self.scale: Callable[[int], Any] = lambda workers: None
         self.sizes: dict[GroupId, int] = {}
         self.version = -1
@@ -225,26 +225,29 @@ class World:
     def serving(self) -> list[str]:
         return [name for name, worker in self.members.items() if not worker.draining]
 
-    def states(self) -> Mapping[str, tuple[str, Any]]:
-        return {name: ("leaving" if worker.draining else "serving", None) for name, worker in self.members.items()}
+    def states(self) -> Mapping[str, WorkerStatus]:
+        return {
+            name: WorkerStatus(WorkerPhase.LEAVING if worker.draining else WorkerPhase.SERVING)
+            for name, worker in self.members.items()
+        }
 
     async def prepare(self, placement: float) -> str:
         await self.awhile()
         if self.chance(0.2):
             raise GeneratorError("it did not start")
-        self.newcomers.add(name := self._name())
+        self.starting.add(name := self._name())
         return name
 
-    def newcomer(self, name: str) -> Any:
-        assert name in self.newcomers
+    def prepared_worker(self, name: str) -> Any:
+        assert name in self.starting
         return name
 
     def admit(self, name: str) -> None:
-        self.newcomers.remove(name)
+        self.starting.remove(name)
         self.members[name] = Worker()
 
     def withdraw(self, name: str) -> None:
-        self.newcomers.discard(name)
+        self.starting.discard(name)
 
     def retire(self, count: int) -> list[str]:
         assert 0 < count < len(self.serving)

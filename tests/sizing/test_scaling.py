@@ -188,7 +188,7 @@ def test_a_new_request_replaces_one_that_waits(tmp_path: Path):
     loop.at = {1: loop.ask(6, 4), 4: loop.ask(1, 1)}
     loop.main()
     assert loop.sizes[-1] == (1, 1)
-    assert loop.pool.newcomers == {}
+    assert loop.pool.starting == {}
     assert loop.learners.resized == []
     assert loop.events("scale_failed") == []
 

@@ -1,4 +1,4 @@
-"""The receiving end of weights, as the engines that run in the worker's own process share it."""
+"""Weight versions of the engines that compute in the worker's own process: named, or received over a broadcast group."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import torch
 
-from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.engine import EngineError, require_open
 from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.receiver import Receiver, Sink
 
 
 class WeightReceiving:
-    """`connect` and `disconnect` of `Engine`, and the part of `receive` that is the same for all.
+    """`adopt_version`, `connect` and `disconnect` of `Engine`, and the part of `receive` that is the same for all.
 
     `version` is the last one that arrived in full; `closed` is true from the start of a transfer to its good end.
     """
@@ -23,6 +23,10 @@ class WeightReceiving:
         self.closed = False
         self._receiver: Receiver | None = None
         self._device = device if device is not None and device.type == "cuda" else None
+
+    def adopt_version(self, version: int) -> None:
+        require_open(self.closed, "adopt_version")
+        self.version = version
 
     def connect(self, invitation: Invitation) -> None:
         self.disconnect()

@@ -16,8 +16,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from pods_cluster.generation.checks import check_request
-from pods_cluster.generation.engine import EngineError, EngineStats
+from pods_cluster.generation.engine import (
+    EngineError,
+    EngineStats,
+    check_request,
+    fill_logprobs,
+    require_open,
+    require_version,
+)
 from pods_cluster.generation.engines.builtin.hf_model import Forward, WeightLoad, right_padded
 from pods_cluster.generation.engines.builtin.kv_cache import SlotCache
 from pods_cluster.generation.engines.builtin.merge_adapter import AdapterLoad, BaseWeights
@@ -69,10 +75,7 @@ class TransformersEngine(WeightReceiving):
     # Requests.
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        if self.version < 0:
-            raise EngineError(
-                "submit: the engine has no weight version yet; publish version 0 before the first rollout"
-            )
+        require_version(self.version)
         keys = set()
         for request in requests:
             check_request(request, self._forward.context, self._forward.vocabulary)
@@ -92,10 +95,7 @@ class TransformersEngine(WeightReceiving):
 
     @torch.inference_mode()
     def step(self) -> list[Rollout]:
-        if self.closed:
-            raise EngineError(
-                "step: the engine holds no usable weights since a failed update; a full update reopens it"
-            )
+        require_open(self.closed, "step")
         if not self._keys:
             return []
         started = time.perf_counter()
@@ -278,6 +278,10 @@ class TransformersEngine(WeightReceiving):
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
         """See `Engine.score`; at temperature 0 the untempered log-probabilities."""
         return score(self._forward, sequences, temperature)
+
+    def rescore(self, rollouts: Sequence[Rollout], temperature: float) -> None:
+        if not self.closed:
+            fill_logprobs(self, rollouts, temperature)
 
     # Weights.
 

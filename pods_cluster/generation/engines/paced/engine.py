@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from pods_cluster.generation.engine import EngineError, EngineStats
+from pods_cluster.generation.engine import EngineError, EngineStats, fill_logprobs, require_open, require_version
 from pods_cluster.generation.engines.sampling import stream_key, uniforms
 from pods_cluster.generation.engines.weight_receiving import WeightReceiving
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest
@@ -85,10 +85,7 @@ class PacedEngine(WeightReceiving):
         self._busy_seconds = 0.0
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        if self.version < 0:
-            raise EngineError(
-                "submit: the engine has no weight version yet; publish version 0 before the first rollout"
-            )
+        require_version(self.version)
         keys = [request.key for request in requests]
         for key in keys:
             if key in self._keys:
@@ -104,10 +101,7 @@ class PacedEngine(WeightReceiving):
         return len(self._keys)
 
     def step(self) -> list[Rollout]:
-        if self.closed:
-            raise EngineError(
-                "step: the engine holds no usable weights since a failed update; a full update reopens it"
-            )
+        require_open(self.closed, "step")
         started = time.perf_counter()
         finished = self._take_aborted()
         while self._waiting and len(self._running) < self._max_sequences:
@@ -200,6 +194,10 @@ class PacedEngine(WeightReceiving):
         temperature: float,  # noqa: ARG002
     ) -> list[list[float]]:
         return [[-math.log(len(self._tokens))] * len(completion) for _, completion in sequences]
+
+    def rescore(self, rollouts: Sequence[Rollout], temperature: float) -> None:
+        if not self.closed:
+            fill_logprobs(self, rollouts, temperature)
 
     def receive(self, update: WeightUpdate) -> None:
         prints: dict[str, str] = {}

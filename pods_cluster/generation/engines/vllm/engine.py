@@ -10,8 +10,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from pods_cluster.config import Config
-from pods_cluster.generation.checks import check_request
-from pods_cluster.generation.engine import EngineError, EngineStats
+from pods_cluster.generation.engine import (
+    EngineError,
+    EngineStats,
+    check_request,
+    fill_logprobs,
+    require_open,
+    require_version,
+)
 from pods_cluster.generation.engines.sampling import stream_key
 from pods_cluster.generation.engines.vllm import compat
 from pods_cluster.generation.engines.vllm.arguments import VllmOptions, end_token_ids, engine_arguments, read_options
@@ -78,10 +84,7 @@ class VllmEngine:
     # Requests.
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        if self.version < 0:
-            raise EngineError(
-                "submit: the engine has no weight version yet; publish version 0 before the first rollout"
-            )
+        require_version(self.version)
         prompts: dict[tuple[int, ...], list[int]] = {}
         keys: set[str] = set()
         for request in requests:
@@ -118,10 +121,7 @@ class VllmEngine:
         return len(self._keys) + len(self._finished)
 
     def step(self) -> list[Rollout]:
-        if self.closed:
-            raise EngineError(
-                "step: the engine holds no usable weights since a failed update; a full update reopens it"
-            )
+        require_open(self.closed, "step")
         if self._keys and not self._finished:
             self._advance()
         finished, self._finished = self._finished, []
@@ -226,26 +226,19 @@ class VllmEngine:
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
         """See `Engine.score` and `Scoring.score`. Rollouts that finish meanwhile come from the next `step`."""
-        self._require_weights("score")
+        require_open(self.closed, "score")
         return self._scoring.score(sequences, temperature)
 
     def rescore(self, rollouts: Sequence[Rollout], temperature: float) -> None:
-        """Fill in the log-probabilities that `logprobs: rescore` left out, where the engine still has the weights that
-        made the rollout; the others' stay None. `temperature` is the one that they were sampled at."""
-        if self.options.logprobs != "rescore" or self.closed:
-            return
-        wanted = [
-            rollout
-            for rollout in rollouts
-            if rollout.logprobs is None
-            and rollout.first_version == rollout.last_version == self.version
-            and rollout.total_tokens < self._core.max_model_len
-        ]
-        scores = self.score([(rollout.prompt_ids, rollout.token_ids) for rollout in wanted], temperature)
-        for rollout, logprobs in zip(wanted, scores, strict=True):
-            rollout.logprobs = logprobs
+        """See `Engine.rescore`; does nothing unless `engine_options.logprobs` is `rescore`."""
+        if self.options.logprobs == "rescore" and not self.closed:
+            fill_logprobs(self, rollouts, temperature, longest=self._core.max_model_len - 1)
 
     # Weights.
+
+    def adopt_version(self, version: int) -> None:
+        require_open(self.closed, "adopt_version")
+        self.version = version
 
     def connect(self, invitation: Invitation) -> None:
         self._weights.connect(invitation)
@@ -266,14 +259,8 @@ class VllmEngine:
         self.closed = False
 
     def fingerprints(self) -> dict[str, str]:
-        self._require_weights("fingerprints")
+        require_open(self.closed, "fingerprints")
         return self._weights.fingerprints()
-
-    def _require_weights(self, call: str) -> None:
-        if self.closed:
-            raise EngineError(
-                f"{call}: the engine holds no usable weights since a failed update; a full update reopens it"
-            )
 
     def stats(self) -> EngineStats:
         running = getattr(self._gauges, "num_running_reqs", min(len(self._keys), self._max_sequences))

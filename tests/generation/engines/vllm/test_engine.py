@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.kept_rollouts import unpack
+from pods_cluster.generation.packed_rollouts import unpack
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError

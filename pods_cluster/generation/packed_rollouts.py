@@ -21,7 +21,7 @@ _NO_LOGPROBS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class PackedRollouts:
     """What a worker answers to a request for rollouts.
 
     `absent` says of each (group, index) that is not here why. `heads` is int32 [rollouts, 8]: epoch, row, attempt, index,
@@ -45,7 +45,7 @@ class HandOver:
         return sum(value.nbytes for name in self.__slots__ if isinstance(value := getattr(self, name), np.ndarray))
 
 
-def pack(rollouts: Sequence[Rollout], absent: dict[tuple[GroupId, int], str] | None = None) -> HandOver:
+def pack(rollouts: Sequence[Rollout], absent: dict[tuple[GroupId, int], str] | None = None) -> PackedRollouts:
     """The rollouts as arrays. Log-probabilities travel as float32 where that loses nothing (engines compute so)."""
     prompts: dict[tuple[int, ...], int] = {}
     heads = np.empty((len(rollouts), 8), np.int32)
@@ -58,7 +58,7 @@ def pack(rollouts: Sequence[Rollout], absent: dict[tuple[GroupId, int], str] | N
         prompts.setdefault(rollout.prompt_ids, len(prompts))
     exact = np.array(logprobs, np.float64)
     short = exact.astype(np.float32)
-    return HandOver(
+    return PackedRollouts(
         heads=heads,
         rewards=np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64),
         lengths=np.array([len(rollout.token_ids) for rollout in rollouts], np.int32),
@@ -71,7 +71,7 @@ def pack(rollouts: Sequence[Rollout], absent: dict[tuple[GroupId, int], str] | N
     )
 
 
-def unpack(packed: HandOver) -> list[Rollout]:
+def unpack(packed: PackedRollouts) -> list[Rollout]:
     """The rollouts again, without text and reward parts."""
     prompts = [tuple(ids) for ids in _cut(packed.prompt_tokens, packed.prompt_lengths)]
     rollouts: list[Rollout] = []

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.generation.kept_rollouts import pack, unpack
+from pods_cluster.generation.packed_rollouts import pack, unpack
 from pods_cluster.types import FinishReason, GroupId, Rollout
 
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=12)
