@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from pods_cluster.types import FailureKind
+
+class FailureKind(StrEnum):
+    """Why a reward has no value for a rollout. Each kind is a metric, `scoring/failures/<kind>/<reward>`."""
+
+    TIMEOUT = "timeout"  # ran past its time and was killed
+    ERROR = "error"  # raised, or returned something that is no number
+    DIED = "died"  # took its process down
+    NONE = "none"  # returned None where None is no answer
+    NAN = "nan"
+    INFINITE = "infinite"
+    LENGTH = "length"  # returned a list of another length than the completions
+    RANGE = "range"  # returned a value outside the range that it declares
+    START = "start"  # its process could not be started again
+    CLOSED = "closed"  # the pool was closed before it ran
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from typing import Any
 from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.scoring.calling import CallBatch
 from pods_cluster.scoring.reward_registry import declared_range, describe_error, load_reward
-from pods_cluster.scoring.score import ScoreRequest
-from pods_cluster.types import FailureKind
+from pods_cluster.scoring.score import FailureKind, ScoreRequest
 
 Result = tuple[float | None, FailureKind | None, str]
 """One reward of one rollout: its value, or the kind and the message of its failure."""

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.scoring.reward_registry import check_rewards
-from pods_cluster.scoring.score import Score, ScoreFailure, ScoreRequest
+from pods_cluster.scoring.score import FailureKind, Score, ScoreFailure, ScoreRequest
 from pods_cluster.scoring.scorer_main import Result
 from pods_cluster.scoring.scorer_process import Call, ScorerLost, ScorerProcess, ScorerStartError
 from pods_cluster.scoring.scorer_stats import ScorerStats, StatsCounter
 from pods_cluster.scoring.total_reward import combine
-from pods_cluster.types import FailureKind
 
 IDLE_SECONDS = 60.0
 """How long a thread without work sleeps before it looks again; a request or `close` wakes it at once."""

@@ -14,8 +14,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from pods_cluster.config import RewardConfig, RewardConfigError
+from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_main import Channel, Result
-from pods_cluster.types import FailureKind
 
 # A plain interpreter, not multiprocessing: that would import the parent's main module (in a Ray worker: ray) again.
 _BOOT = (

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
-from pods_cluster.types import FailureKind
+from pods_cluster.scoring.score import FailureKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+from pods_cluster.scoring.score import FailureKind
 from pods_cluster.telemetry.metric_registry import Kind, Metric, Registry
-from pods_cluster.types import FailureKind, Fate
+from pods_cluster.types import Fate
 
 GAUGE, COUNT, COUNTER = Kind.GAUGE, Kind.COUNT, Kind.COUNTER
 

@@ -16,11 +16,18 @@ from pods_cluster.config import RewardConfigError
 from pods_cluster.generation.engine import EngineStats
 from pods_cluster.generation.messages import WorkerStats
 from pods_cluster.generation.pool_stats import counters
-from pods_cluster.scoring import Score, ScoreRequest, ScorerPool, ScorerStartError, ScorerStats, scorer_pool
+from pods_cluster.scoring import (
+    FailureKind,
+    Score,
+    ScoreRequest,
+    ScorerPool,
+    ScorerStartError,
+    ScorerStats,
+    scorer_pool,
+)
 from pods_cluster.scoring.scorer_process import ScorerProcess
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.recorder import Recorder
-from pods_cluster.types import FailureKind
 from tests.scoring.support import reward
 
 USER = '''
@@ -61,9 +68,9 @@ def child_pid(prompts, completions, **kwargs):
     import subprocess, sys
     return [float(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid) for _ in completions]
 
-def has_torch(prompts, completions, **kwargs):
+def has_heavy(prompts, completions, **kwargs):
     import sys
-    return [float(any(name in sys.modules for name in ("torch", "ray", "transformers"))) for _ in completions]
+    return [float(any(name in sys.modules for name in ("torch", "ray", "transformers", "numpy"))) for _ in completions]
 
 def prints(prompts, completions, **kwargs):
     print("printed by a reward")
@@ -348,11 +355,11 @@ def test_a_scorer_does_not_outlive_its_parent(user, completion):
 
 
 def test_a_scorer_ignores_ctrl_c_and_imports_no_heavy_package(user):
-    with ScorerPool([reward(f"{user}:pid", label="pid"), reward(f"{user}:has_torch")]) as pool:
+    with ScorerPool([reward(f"{user}:pid", label="pid"), reward(f"{user}:has_heavy")]) as pool:
         pid = int(pool.submit(request("a")).result(60).parts["pid"] or 0)
         os.kill(pid, signal.SIGINT)
         score = pool.submit(request("b")).result(60)
-        assert score.parts == {"pid": pid, "has_torch": 0.0}
+        assert score.parts == {"pid": pid, "has_heavy": 0.0}
         assert pool.stats().restarts == 0
 
 
