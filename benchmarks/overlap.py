@@ -32,8 +32,10 @@ from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from benchmarks.overlap_figure import draw
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, make_files, paced_config
+from pods_cluster.config import SelectorConfig
+from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.rule_registry import resolve
-from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings
+from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.types import GroupId, GroupShard
 
 RESULT = Path(__file__).parent / "results" / "overlap.json"
@@ -201,7 +203,7 @@ def selector_seconds() -> list[dict[str, Any]]:
     rows = []
     random = np.random.default_rng(0)
     for length in (100, 1_000, 10_000, 100_000):
-        core = SelectorCore(SelectorSettings(resolve("max_variance"), 16, seed=0))
+        core = SelectorCore(SelectionPolicy(SelectorConfig(keep=16), resolve("max_variance"), seed=0))
         groups = [GroupId(0, row) for row in range(2000)]
         shards = [_shard(group, length, random) for group in groups]
         before = time.process_time()

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
+from pods_cluster.config import Config, build_config
 from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import select
 from pods_cluster.types import GroupId, GroupShard
@@ -111,6 +112,20 @@ def summary(rates: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
+def actor_config() -> Config:
+    """16 of 64 rollouts by `max_variance`; what the selector does not read is made up."""
+    return build_config(
+        {
+            "model": {"path": "none"},
+            "data": {"path": "none"},
+            "reward": [{"name": "exact_match"}],
+            "generator": {"rollouts_per_prompt": 64},
+            "selector": {"keep": 16},
+            "run": {"name": "bench"},
+        }
+    )
+
+
 def measure_actor(groups: int, per_message: int, want: int, rounds: int) -> dict[str, dict[str, float]]:
     import ray
 
@@ -123,7 +138,7 @@ def measure_actor(groups: int, per_message: int, want: int, rounds: int) -> dict
         attempt = 0
         for _ in range(rounds + 1):
             for tokens, rates in samples.items():
-                actor = start_selector(f"bench-{attempt}", rule="max_variance", m=16, n=64, seed=0)
+                actor = start_selector(f"bench-{attempt}", actor_config())
                 attempt += 1
                 shards = make_shards(groups, 64, tokens)
                 time_actor(actor, shards[: 8 * per_message], per_message, want)  # connection and imports

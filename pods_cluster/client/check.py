@@ -11,9 +11,8 @@ from rich.text import Text
 
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
-from pods_cluster.run.settling import settling_of
 from pods_cluster.scoring.reward_registry import check_rewards
-from pods_cluster.selection.rule_registry import resolve as resolve_rule
+from pods_cluster.selection.policy import selection_policy
 from pods_cluster.types import Prompt
 
 
@@ -68,9 +67,8 @@ class CheckResult:
 
 def check(config: Config, *, offline: bool = False) -> CheckResult:
     """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds."""
-    resolve_rule(config.selector.rule, config.selector.options)
     check_rewards(config.reward)
-    settling_of(config)
+    selection_policy(config)
     found = CheckResult(notes=_notes(config))
     if offline:
         return found

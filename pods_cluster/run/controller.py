@@ -20,8 +20,8 @@ from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
 from pods_cluster.run.live_file import remove_live_file, write_live_file
 from pods_cluster.run.loop import Run, RunError
 from pods_cluster.run.selector_handle import SelectorHandle
-from pods_cluster.run.settling import settling_of
 from pods_cluster.run.status import LiveStatus, live_status
+from pods_cluster.selection.policy import selection_policy
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.recorder import Feed, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -58,7 +58,7 @@ class Controller:
 
     def _open(self, gcs_address: str) -> None:
         config, resume = self.config, self._resume
-        settling_of(config)
+        selection_policy(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []

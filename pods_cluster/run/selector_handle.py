@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pods_cluster.config import Config
-from pods_cluster.run.settling import settling_of
 from pods_cluster.run.step_assembly import RunError
 from pods_cluster.selection.actor import start_selector
+from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision
 from pods_cluster.selection.stopping import Instructions
 from pods_cluster.types import GroupId
@@ -26,20 +26,12 @@ class SelectorHandle:
 
     @classmethod
     def start(cls, config: Config, name: str) -> SelectorHandle:
-        """Start the selector of this configuration as `<name>/selector/0`. Raises ConfigError (see `settling_of`)."""
-        handle = start_selector(
-            name,
-            rule=config.selector.rule,
-            m=config.selector.keep,
-            n=config.generator.rollouts_per_prompt,
-            seed=config.run.seed,
-            min_valid=config.selector.min_valid,
-            no_signal=config.selector.no_signal,
-            scope=config.learner.advantage.scope,
-            staleness=config.staleness,
-            rule_options=config.selector.options,
-            settling=settling_of(config),
-        )
+        """Start the selector of this configuration as `<name>/selector/0`.
+
+        Raises ConfigError (see `selection_policy`); raised by the actor it would arrive as the actor's death.
+        """
+        selection_policy(config)
+        handle = start_selector(name, config)
         return cls(handle, straggler=config.selector.straggler_timeout if config.staleness else 0.0)
 
     def __init__(self, handle: Any, *, straggler: float = 0.0) -> None:

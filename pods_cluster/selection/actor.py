@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
-from pods_cluster.selection.group_assembler import SelectorSettings
-from pods_cluster.selection.rule_registry import resolve
-from pods_cluster.selection.select import SignalScope
+from pods_cluster.config import Config
+from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCore
-from pods_cluster.selection.stopping import Instructions, Settling
+from pods_cluster.selection.stopping import Instructions
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, GroupShard
 
@@ -57,38 +56,14 @@ def _set_done(future: asyncio.Future[None]) -> None:
 
 
 class SelectorActor:
-    """One selector of a run. All methods run on one event loop; none holds it longer than selecting what is new.
+    """The selector of a run. All methods run on one event loop; none holds it longer than selecting what is new.
 
-    `m` of `n` rollouts are kept by `rule` with `rule_options`. Raises ValueError naming the field of the
-    configuration for values that cannot work.
+    Raises ConfigError for a rule that cannot be used (see `selection_policy`).
     """
 
-    def __init__(
-        self,
-        rule: str,
-        m: int,
-        n: int,
-        seed: int,
-        min_valid: int | None = None,
-        no_signal: Literal["replace", "drop", "keep"] = "replace",
-        scope: SignalScope = "kept",
-        staleness: int = 0,
-        rule_options: Mapping[str, Any] | None = None,
-        settling: Settling | None = None,
-    ) -> None:
-        if not 1 <= m <= n:
-            raise ValueError(f"selector.keep: {m} must be at least 1 and at most generator.rollouts_per_prompt: {n}")
-        if min_valid is not None and not 1 <= min_valid <= n:
-            raise ValueError(f"selector.min_valid: {min_valid} must be at least 1 and at most n: {n}; or leave it out")
-        if no_signal not in ("replace", "drop", "keep"):
-            raise ValueError(f"selector.no_signal: {no_signal!r} is none of replace, drop, keep")
-        if scope not in ("kept", "group"):
-            raise ValueError(f"learner.advantage.scope: {scope!r} is none of kept, group")
-        if staleness < 0:
-            raise ValueError(f"staleness: {staleness} must be 0 or more")
-        settings = SelectorSettings(resolve(rule, rule_options), m, seed, min_valid, no_signal, scope, settling)
-        self._core = SelectorCore(settings)
-        self._staleness = staleness
+    def __init__(self, config: Config) -> None:
+        self._core = SelectorCore(selection_policy(config))
+        self._staleness = config.staleness
         self._changed = Notifier()
         self._instructed = Notifier()
         self._errors: list[Exception] = []
@@ -218,9 +193,9 @@ class SelectorActor:
         }
 
 
-def start_selector(run: str, *, num_cpus: float = 0.0, **settings: Any) -> Any:
-    """Start `<run>/selector/0` in the namespace `pods`; `settings` are those of `SelectorActor`. Returns its handle."""
+def start_selector(run: str, config: Config) -> Any:
+    """Start the selector of a run as the Ray actor `<run>/selector/0` and return its handle. It asks for no CPU."""
     import ray
 
     actor = ray.remote(SelectorActor)
-    return actor.options(name=actor_name(run, "selector"), namespace=NAMESPACE, num_cpus=num_cpus).remote(**settings)
+    return actor.options(name=actor_name(run, "selector"), namespace=NAMESPACE, num_cpus=0).remote(config)

@@ -1,18 +1,16 @@
-"""One group while it is being gathered, and its evaluation for a step."""
+"""Assembly of one group from the shards that arrive, and its evaluation for a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pods_cluster.selection.group_stats import GroupStats, Mask, group_stats
-from pods_cluster.selection.rule_registry import Rule
-from pods_cluster.selection.select import Outcome, SignalScope, select
-from pods_cluster.selection.stopping import Settling
+from pods_cluster.selection.policy import SelectionPolicy
+from pods_cluster.selection.select import Outcome, select
 from pods_cluster.types import Fate, GroupId, GroupShard, Locator, Selection
 
 _PENDING = -1
@@ -21,25 +19,6 @@ _LOST = -2
 
 class ShardError(ValueError):
     """A shard contradicts itself or its group: a fault of the worker that sent it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelectorSettings:
-    """How a selector chooses: rule, m, the run's seed, the floor of valid rewards, what an equal set comes to, and
-    whether groups are stopped early."""
-
-    rule: Rule
-    m: int
-    seed: int
-    min_valid: int | None = None
-    no_signal: Literal["replace", "drop", "keep"] = "replace"
-    scope: SignalScope = "kept"
-    settling: Settling | None = None
-
-    @property
-    def floor(self) -> int:
-        """Fewest valid rewards that a group is trained with."""
-        return self.m if self.min_valid is None else self.min_valid
 
 
 @dataclass(slots=True)
@@ -182,17 +161,17 @@ class GroupAssembler:
         self.n_worker_lost += lost
         return lost
 
-    def evaluate(self, settings: SelectorSettings, learner_version: int, staleness: int) -> GroupEvaluation:
+    def evaluate(self, policy: SelectionPolicy, learner_version: int, staleness: int) -> GroupEvaluation:
         """Select among the rollouts that are here and fresh enough: learner_version - first version <= staleness."""
         finished, usable, fresh = self._masks(learner_version - staleness)
         outcome = select(
             self.rewards if fresh is None else np.where(fresh, self.rewards, np.nan),
-            settings.m,
-            settings.rule,
-            settings.seed,
+            policy.config.keep,
+            policy.rule,
+            policy.seed,
             self.group,
-            min_valid=settings.min_valid,
-            no_signal_scope=settings.scope,
+            min_valid=policy.min_valid,
+            no_signal_scope=policy.scope,
             lengths=self.lengths,
             truncated=self.truncated,
             parts=self.parts,
@@ -200,8 +179,8 @@ class GroupAssembler:
         )
         stats = group_stats(self, finished, usable, fresh, outcome)
         if outcome.fate is Fate.TOO_FEW_VALID:
-            return GroupEvaluation(self._cause(settings.floor, usable), stats, None)
-        if outcome.fate is Fate.NO_SIGNAL and settings.no_signal != "keep":
+            return GroupEvaluation(self._fate_of_too_few(policy.min_valid, usable), stats, None)
+        if outcome.fate is Fate.NO_SIGNAL and policy.config.no_signal != "keep":
             return GroupEvaluation(Fate.NO_SIGNAL, stats, None)
         return GroupEvaluation(Fate.TRAINED, stats, self._selection(outcome))
 
@@ -217,15 +196,15 @@ class GroupAssembler:
         usable = finished & ~self.aborted
         return finished, usable, usable if oldest is None else usable & (self.first_versions >= oldest)
 
-    def _cause(self, floor: int, usable: Mask) -> Fate:
-        """Why too few are left: would there be enough without the staleness bound, or had none been lost?"""
+    def _fate_of_too_few(self, min_valid: int, usable: Mask) -> Fate:
+        """Why too few valid rewards are left: STALE or LOST where there would be enough without that, else TOO_FEW_VALID."""
         finite = np.isfinite(self.rewards)
         enough_but_stale = int(np.count_nonzero(finite if usable is None else finite & usable))
-        if enough_but_stale >= floor:
+        if enough_but_stale >= min_valid:
             return Fate.STALE
         lost = finite & (self.holder == _LOST) & ~self.aborted
         never_came = int(np.count_nonzero(self.holder[: self.issued] == _PENDING))
-        if enough_but_stale + int(np.count_nonzero(lost)) + never_came >= floor:
+        if enough_but_stale + int(np.count_nonzero(lost)) + never_came >= min_valid:
             return Fate.LOST
         return Fate.TOO_FEW_VALID
 

@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from pods_cluster.config import ConfigError
 from pods_cluster.selection import rules
 from pods_cluster.selection.rules import Floats, Indices, RuleContext, RuleFunction
 from pods_cluster.selection.settle import SettledCondition, is_settled
 from pods_cluster.types import GroupId
 
 
-class UnknownRuleError(ValueError):
+class UnknownRuleError(ConfigError, ValueError):
     """`selector.rule` names no rule."""
 
 
-class RuleOptionsError(ValueError):
+class RuleOptionsError(ConfigError, ValueError):
     """`selector.options` do not fit the rule's keyword arguments."""
 
 

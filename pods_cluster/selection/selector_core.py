@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.selection.decision_packing import pack_selections, pack_stats, unpack_selections, unpack_stats
-from pods_cluster.selection.group_assembler import GroupAssembler, GroupEvaluation, SelectorSettings, ShardError
+from pods_cluster.selection.group_assembler import GroupAssembler, GroupEvaluation
 from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.stopping import Instructions, RemainingLengths, Wave
 from pods_cluster.types import Fate, GroupId, GroupShard, Selection
-
-__all__ = ["Decision", "GroupAssembler", "GroupFate", "GroupStats", "SelectorCore", "SelectorSettings", "ShardError"]
 
 MAX_FATES = 4096
 """Fates in one decision; further ones follow in the next."""
@@ -75,10 +74,10 @@ def _unpack(selections: tuple[Any, ...], stats: list[Any], fates: list[Any], res
 
 
 class SelectorCore:
-    """Holds the groups between generation and learning."""
+    """Holds the groups between generation and learning, and selects among their rollouts by `policy`."""
 
-    def __init__(self, settings: SelectorSettings) -> None:
-        self.settings = settings
+    def __init__(self, policy: SelectionPolicy) -> None:
+        self.policy = policy
         self.fate_counts: Counter[Fate] = Counter()
         self.ignored: Counter[str] = Counter()
         self._groups: dict[GroupId, GroupAssembler] = {}
@@ -106,8 +105,8 @@ class SelectorCore:
             state = "is expected already" if group in self._groups else "has had its fate"
             raise ValueError(f"group: {group} {state}; issue the row again under its next attempt number")
         self._issued = max(self._issued, self._issued if order is None else order) + 1
-        settling = self.settings.settling
-        first = size if settling is None else settling.first(size, self.settings.m)
+        settling = self.policy.settling
+        first = size if settling is None else settling.first_wave(size)
         self._groups[group] = GroupAssembler(group, size, first)
         self._position[group] = self._issued - 1 if order is None else order
         return first
@@ -176,9 +175,9 @@ class SelectorCore:
         while self._unevaluated:
             group = next(iter(self._unevaluated))
             held = self._groups[group]
-            evaluation = held.evaluate(self.settings, learner_version, staleness)
+            evaluation = held.evaluate(self.policy, learner_version, staleness)
             del self._unevaluated[group]
-            if self.settings.settling is not None:
+            if self.policy.settling is not None:
                 self._estimate(held, evaluation)
             if evaluation.selection is None:
                 self._fates.append(GroupFate(group, evaluation.fate, evaluation.stats))
@@ -244,14 +243,14 @@ class SelectorCore:
 
     def _go_on(self, held: GroupAssembler) -> None:
         """After news of a group: stop it, ask for its next portion, or evaluate it if it is complete."""
-        settling, m = self.settings.settling, self.settings.m
+        settling = self.policy.settling
         if settling is not None and not held.settled:
-            if settling.mode == "abort":
-                if not held.complete and settling.settled(held.usable_rewards(self._oldest), m):
+            if settling.config.settle == "abort":
+                if not held.complete and settling.is_settled(held.usable_rewards(self._oldest)):
                     held.settled = True
                     self._instructions.abort.append(held.group)
             elif held.complete and held.issued < held.size:
-                issue = settling.following(held.size, held.issued, held.usable_rewards(self._oldest), m)
+                issue = settling.next_wave(held.size, held.issued, held.usable_rewards(self._oldest))
                 held.settled = not issue
                 if issue:
                     self._trainable.pop(held.group, None)

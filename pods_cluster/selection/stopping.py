@@ -1,8 +1,8 @@
 """Early stopping of a group: the settings, what the generators are told, and what an abort saves (pure).
 
-`abort`: once the finished rollouts settle the selection, the unfinished ones are ended where they are. `waves`: the
-rollouts are issued in portions; when a portion has come back whole, the next one follows, or none if the selection is
-settled by then. The conditions themselves are in `settle`.
+With `selector.settle: abort` the unfinished rollouts of a group are ended once the finished ones settle its selection.
+With `waves` the rollouts are issued in portions: when one has come back whole, the next follows, or none if the
+selection is settled by then. The condition itself is in `settle`.
 """
 
 from __future__ import annotations
@@ -10,52 +10,58 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pods_cluster.config import SelectorConfig
 from pods_cluster.selection.settle import SettledCondition, after_wave, check_range, is_settled, plan_waves
 from pods_cluster.types import GroupId
 
-_portions = lru_cache(maxsize=256)(plan_waves)
+_wave_sizes = lru_cache(maxsize=256)(plan_waves)
 
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """How groups are stopped early. `low` and `high` are the ends of the range of the total reward.
+    """How groups are stopped early (`selector.settle` is `abort` or `waves`).
 
-    Raises ValueError for a range that is not finite, or a tolerance of half of it or more.
+    `config` is the run's `selector` section; `low` and `high` are the ends of the range of the total reward;
+    `condition` is the settled condition of the rule. Raises ValueError for a range that is not finite, or a
+    `selector.tolerance` of half of it or more.
     """
 
-    mode: Literal["abort", "waves"]
+    config: SelectorConfig
     low: float
     high: float
-    waves: int = 4
-    tolerance: float = 0.0
     condition: SettledCondition = is_settled
 
     def __post_init__(self) -> None:
-        check_range(self.low, self.high, self.tolerance)
+        check_range(self.low, self.high, self.config.tolerance)
 
-    def first(self, size: int, m: int) -> int:
+    def first_wave(self, size: int) -> int:
         """How many rollouts of a group of `size` are issued at once."""
-        return _portions(size, m, self.waves)[0] if self.mode == "waves" and m <= size else size
+        if self.config.settle != "waves" or self.config.keep > size:
+            return size
+        return _wave_sizes(size, self.config.keep, self.config.waves)[0]
 
-    def settled(self, rewards: NDArray[np.float64], m: int) -> bool:
-        """Whether these rewards (NaN where there is none) settle the selection of m."""
-        return bool(self.condition(rewards, m, self.low, self.high, self.tolerance))
+    def is_settled(self, rewards: NDArray[np.float64]) -> bool:
+        """Whether these rewards ([rollouts], NaN where there is none) settle the selection."""
+        return bool(self.condition(rewards, self.config.keep, self.low, self.high, self.config.tolerance))
 
-    def following(self, size: int, issued: int, rewards: NDArray[np.float64], m: int) -> int:
-        """Size of the portion after the first `issued` rollouts, which have all come back; 0: stop here."""
+    def next_wave(self, size: int, issued: int, rewards: NDArray[np.float64]) -> int:
+        """Size of the wave after the first `issued` rollouts of a group, which have all come back; 0: stop here.
+
+        `rewards` are theirs ([issued], NaN where there is none).
+        """
         return after_wave(
-            _portions(size, m, self.waves),
+            _wave_sizes(size, self.config.keep, self.config.waves),
             issued,
             rewards,
-            m,
+            self.config.keep,
             self.low,
             self.high,
-            tolerance=self.tolerance,
+            tolerance=self.config.tolerance,
             condition=self.condition,
         ).issue
 

@@ -41,6 +41,7 @@ def problem(*overrides: str) -> str:
         ),
         (["learner.updates_per_batch=17"], "learner.updates_per_batch", "17", "lower one or raise the other"),
         (["learner.warmup_steps=101"], "learner.warmup_steps", "101", "lower it"),
+        (["learner.advantage.scope=batch"], "learner.advantage.scope", "'batch'", "'kept' or 'group'"),
         (["learner.zero_stage=0"], "learner.zero_stage", "0", "1, 2 or 3"),
         (["learner.betas=[0.9, 1.0]"], "learner.betas", "1.0", "must both lie in [0, 1)"),
         (["learner.betas=[-0.1, 0.9]"], "learner.betas", "-0.1", "must both lie in [0, 1)"),

@@ -17,9 +17,7 @@ from pods_cluster.generation.placement import NoRoom
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.learner_group import LearnerError, ResizeError
 from pods_cluster.learning.reports import LostGroup, StepResult
-from pods_cluster.run.settling import settling_of
-from pods_cluster.selection.group_assembler import SelectorSettings
-from pods_cluster.selection.rule_registry import resolve
+from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Instructions
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
@@ -75,18 +73,7 @@ class CoreSelector:
     """The real selector core, called directly."""
 
     def __init__(self, config: Config) -> None:
-        selector = config.selector
-        self.core = SelectorCore(
-            SelectorSettings(
-                resolve(selector.rule, selector.options),
-                selector.keep,
-                config.run.seed,
-                selector.min_valid,
-                selector.no_signal,
-                config.learner.advantage.scope,
-                settling_of(config),
-            )
-        )
+        self.core = SelectorCore(selection_policy(config))
         self.staleness = config.staleness
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:

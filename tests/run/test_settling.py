@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_cluster.config import ConfigError
-from pods_cluster.run.settling import settling_of
+from pods_cluster.selection.policy import selection_policy
 from tests.run.parts import loop_config
 
 
@@ -21,36 +21,36 @@ pairs.settled = lambda rewards, m, low, high, tolerance: len(rewards) >= m  # ty
 
 
 def test_off_means_none() -> None:
-    assert settling_of(loop_config()) is None
+    assert selection_policy(loop_config()).settling is None
 
 
 def test_the_range_is_that_of_the_total_reward() -> None:
-    settling = settling_of(
+    settling = selection_policy(
         loop_config(
             "selector.settle=waves",
             "selector.waves=2",
             "reward=[{name: exact_match, weight: 2}, {name: boxed_format, weight: -0.5}]",
         )
-    )
+    ).settling
     assert settling is not None
-    assert (settling.low, settling.high, settling.waves) == (-0.5, 2.0, 2)
-    assert settling.first(8, 4) == 4
+    assert (settling.low, settling.high) == (-0.5, 2.0)
+    assert settling.first_wave(8) == 4
 
 
 def test_a_rule_of_the_users_own_states_its_condition_or_is_refused() -> None:
     here = __name__
-    settling = settling_of(loop_config("selector.settle=abort", f"selector.rule={here}:pairs"))
+    settling = selection_policy(loop_config("selector.settle=abort", f"selector.rule={here}:pairs")).settling
     assert settling is not None
     assert settling.condition is pairs.settled  # type: ignore[attr-defined]
     with pytest.raises(
         ConfigError, match=r"selector\.settle: abort needs a rule with a settled condition.*settle: off"
     ):
-        settling_of(loop_config("selector.settle=abort", f"selector.rule={here}:always"))
+        selection_policy(loop_config("selector.settle=abort", f"selector.rule={here}:always"))
 
 
 def test_rewards_without_a_range_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward\.1\.name: '.*' declares no range; add reward\.1\.range"):
-        settling_of(
+        selection_policy(
             loop_config(
                 "selector.settle=abort",
                 "reward=[{name: exact_match}, {name: 'tests.run.rewards:even_digits'}]",
@@ -60,4 +60,4 @@ def test_rewards_without_a_range_are_refused() -> None:
 
 def test_a_tolerance_of_half_the_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"selector\.tolerance: 0\.5 must be"):
-        settling_of(loop_config("selector.settle=abort", "selector.tolerance=0.5"))
+        selection_policy(loop_config("selector.settle=abort", "selector.tolerance=0.5"))

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.run.step_numbers import Tally
-from pods_cluster.selection.group_assembler import SelectorSettings
-from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.types import GroupId
+from tests.selection.policies import policy
 from tests.selection.shards import shard
 
 rewards = st.sampled_from([0.0, 0.25, 1.0, -3.0, math.nan])
@@ -23,7 +22,7 @@ groups = st.lists(st.lists(rollouts, min_size=1, max_size=6), min_size=1, max_si
 
 
 def tally_of(sampled: list[list[tuple[float, float, int, str]]]) -> Tally:
-    core = SelectorCore(SelectorSettings(resolve("max_variance"), m=2, seed=0, no_signal="keep"))
+    core = SelectorCore(policy(no_signal="keep"))
     for row, group in enumerate(sampled):
         core.expect(GroupId(0, row), len(group))
         reward, part, lengths, ends = zip(*group, strict=True)

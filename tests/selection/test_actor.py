@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from pods_cluster.config import ConfigError
 from pods_cluster.selection.actor import SelectorActor, start_selector
 from pods_cluster.types import Fate, GroupId
+from tests.selection.policies import run_config
 from tests.selection.shards import shard
 
 ray = pytest.importorskip("ray")
@@ -37,8 +39,8 @@ def start(cluster: None) -> Iterator[Any]:
     actors = []
 
     def begin(**settings: Any) -> Any:
-        settings = {"rule": "max_variance", "m": 2, "n": 4, "seed": 0, **settings}
-        actors.append(start_selector(f"test-selection-{os.getpid()}-{len(actors)}-{time.monotonic_ns()}", **settings))
+        name = f"test-selection-{os.getpid()}-{len(actors)}-{time.monotonic_ns()}"
+        actors.append(start_selector(name, run_config(**settings)))
         return actors[-1]
 
     yield begin
@@ -118,7 +120,7 @@ def test_losses_and_cancellations_reach_the_groups(start: Any) -> None:
 
 def test_staleness_is_judged_at_the_learners_version() -> None:
     async def run() -> Any:
-        actor = SelectorActor("max_variance", 2, 4, seed=0, staleness=1)
+        actor = SelectorActor(run_config(staleness=1))
         await actor.expect([(A, 4), (B, 4)])
         await actor.report([shard(A, MIXED, version=2), shard(B, MIXED, version=3)])
         return await actor.collect(1, 4, DEADLINE)
@@ -160,21 +162,20 @@ def test_a_later_poll_takes_over_and_loses_nothing(start: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"m": 5}, r"selector\.keep: 5"),
-        ({"m": 0}, r"selector\.keep: 0"),
+        ({"keep": 5}, r"selector\.keep: 5"),
+        ({"keep": 0}, r"selector\.keep: 0"),
         ({"min_valid": 9}, r"selector\.min_valid: 9"),
         ({"no_signal": "ignore"}, r"selector\.no_signal: 'ignore'"),
-        ({"scope": "batch"}, r"learner\.advantage\.scope: 'batch'"),
         ({"staleness": -1}, "staleness: -1"),
         ({"rule": "max_varianc"}, r"selector\.rule: 'max_varianc'.*max_variance"),
-        ({"rule_options": {"beta": 1}}, r"selector\.options: .*beta"),
+        ({"options": {"beta": 1}}, r"selector\.options: .*beta"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        SelectorActor(**{"rule": "max_variance", "m": 2, "n": 4, "seed": 0, **settings})
+    with pytest.raises(ConfigError, match=field):
+        SelectorActor(run_config(**settings))
 
 
 def test_a_poll_for_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="want: 0"):
-        asyncio.run(SelectorActor("random", 2, 4, seed=0).collect(0, 0, 1.0))
+        asyncio.run(SelectorActor(run_config(rule="random")).collect(0, 0, 1.0))

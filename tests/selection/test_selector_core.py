@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.selection.rule_registry import RuleError, register_rule, resolve
-from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings, ShardError
+from pods_cluster.selection.group_assembler import ShardError
+from pods_cluster.selection.rule_registry import RuleError, register_rule
+from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.types import Fate, GroupId, Locator
+from tests.selection.policies import policy
 from tests.selection.shards import shard
 
 ACTIONS = ["report", "report", "report", "repeat", "lost", "die", "cancel", "collect", "learn"]
@@ -20,8 +22,8 @@ A, B, C = GroupId(0, 1), GroupId(0, 2), GroupId(0, 3)
 MIXED = [1.0, 0.0, 1.0, 0.0]
 
 
-def core(m: int = 2, rule: str = "max_variance", **settings) -> SelectorCore:
-    return SelectorCore(SelectorSettings(resolve(rule), m, seed=0, **settings))
+def core(keep: int = 2, **selector) -> SelectorCore:
+    return SelectorCore(policy(keep, **selector))
 
 
 def expecting(*groups: GroupId, size: int = 4, **settings) -> SelectorCore:
@@ -89,9 +91,9 @@ def test_all_or_none_and_the_oldest_only() -> None:
     assert [s.group for s in selector.collect(2, 0, 0, partial=False, oldest_only=True).selections] == [A, C]
 
 
-@pytest.mark.parametrize("policy", ["replace", "drop"])
-def test_a_group_without_signal_is_reported(policy) -> None:
-    selector = expecting(A, no_signal=policy)
+@pytest.mark.parametrize("no_signal", ["replace", "drop"])
+def test_a_group_without_signal_is_reported(no_signal) -> None:
+    selector = expecting(A, no_signal=no_signal)
     selector.add(shard(A, [1.0] * 4, parts={"correct": [1.0] * 4}))
     decision = selector.collect(1, 0, 0)
     assert [(fate.group, fate.fate) for fate in decision.fates] == [(A, Fate.NO_SIGNAL)]
@@ -111,10 +113,10 @@ def test_a_group_without_signal_is_trained_under_keep() -> None:
 
 def test_too_few_valid_rewards_and_the_floor() -> None:
     rewards = [1.0, math.nan, math.inf, 0.0]
-    selector = expecting(A, m=3)
+    selector = expecting(A, keep=3)
     selector.add(shard(A, rewards))
     assert only_fate(selector) is Fate.TOO_FEW_VALID
-    selector = expecting(A, m=3, min_valid=2)
+    selector = expecting(A, keep=3, min_valid=2)
     selector.add(shard(A, rewards))
     decision = selector.collect(1, 0, 0)
     assert [locator.index for locator in decision.selections[0].locators] == [0, 3]
@@ -298,7 +300,7 @@ def test_kept_rollouts_do_not_depend_on_the_order_of_arrival() -> None:
     rewards = rng.integers(0, 2, 32).astype(float)
     kept = set()
     for _ in range(5):
-        selector = expecting(A, size=32, m=8)
+        selector = expecting(A, size=32, keep=8)
         for part in np.array_split(rng.permutation(32), 6):
             selector.add(shard(A, rewards[part], indices=part, size=32, worker=f"w{rng.integers(3)}"))
         kept.add(tuple(locator.index for locator in selector.collect(1, 0, 0).selections[0].locators))
@@ -310,9 +312,10 @@ def test_kept_rollouts_do_not_depend_on_the_order_of_arrival() -> None:
 def test_every_group_has_exactly_one_fate_whatever_happens(data: st.DataObject) -> None:
     """Random interleavings of reports, repeats, losses, cancellations and collects, then a drain."""
     draw = data.draw
-    size, m = 4, 2
-    policy = draw(st.sampled_from(["replace", "drop", "keep"]))
-    selector = core(m=m, no_signal=policy, min_valid=draw(st.sampled_from([None, 1, 2])))
+    size, m = 4, draw(st.sampled_from([2, 3]))
+    no_signal = draw(st.sampled_from(["replace", "drop", "keep"]))
+    min_valid = draw(st.sampled_from([None, 2, m]))
+    selector = core(m, no_signal=no_signal, min_valid=min_valid)
     staleness, version = draw(st.integers(0, 2)), 0
     groups = [GroupId(0, row) for row in range(draw(st.integers(1, 6)))]
     fates: Counter[GroupId] = Counter()
@@ -324,7 +327,7 @@ def test_every_group_has_exactly_one_fate_whatever_happens(data: st.DataObject) 
         for selection in decision.selections:
             fates[selection.group] += 1
             kinds[Fate.TRAINED] += 1
-            assert 1 <= len(selection) <= m
+            assert (min_valid or m) <= len(selection) <= m
             assert len({locator.index for locator in selection.locators}) == len(selection)
             assert np.all(version - selection.first_versions <= staleness)
             assert np.all(np.isfinite(selection.rewards))
@@ -372,4 +375,4 @@ def test_every_group_has_exactly_one_fate_whatever_happens(data: st.DataObject) 
     assert fates == dict.fromkeys(groups, 1)
     assert kinds == selector.fate_counts
     assert selector.expected() == []
-    assert policy != "keep" or kinds[Fate.NO_SIGNAL] == 0
+    assert no_signal != "keep" or kinds[Fate.NO_SIGNAL] == 0

@@ -11,18 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.selection.actor import SelectorActor
-from pods_cluster.selection.rule_registry import resolve
-from pods_cluster.selection.selector_core import SelectorCore, SelectorSettings
-from pods_cluster.selection.stopping import Settling
+from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.types import Fate, GroupId
+from tests.selection.policies import policy, run_config
 from tests.selection.shards import shard
 
 A, B = GroupId(0, 1), GroupId(0, 2)
 
 
-def core(mode: str, m: int = 4, **options) -> SelectorCore:
-    settling = Settling(mode, 0.0, 1.0, **options)  # pyright: ignore[reportArgumentType]
-    return SelectorCore(SelectorSettings(resolve("max_variance"), m, seed=0, settling=settling))
+def core(settle: str, keep: int = 4, **selector) -> SelectorCore:
+    return SelectorCore(policy(keep, settle=settle, **selector))
 
 
 def test_a_settled_group_is_aborted_once_and_selected_when_the_rest_came_back() -> None:
@@ -140,18 +138,10 @@ def test_a_reward_outside_the_declared_range_is_told() -> None:
 )
 def test_a_stopped_group_loses_no_variance(rewards: list[float], mode: str, order: list[int], m: int) -> None:
     """Law: what is kept has the variance that all n rollouts would have given."""
-    whole = SelectorCore(SelectorSettings(resolve("max_variance"), m, seed=0, no_signal="keep"))
+    whole = SelectorCore(policy(m, no_signal="keep"))
     whole.expect(A, 12)
     whole.add(shard(A, rewards))
-    selector = SelectorCore(
-        SelectorSettings(
-            resolve("max_variance"),
-            m,
-            seed=0,
-            no_signal="keep",
-            settling=Settling(mode, 0.0, 1.0, 3),  # pyright: ignore
-        )
-    )
+    selector = core(mode, m, no_signal="keep", waves=3)
     issued = selector.expect(A, 12)
     done: set[int] = set()
     stopped = False
@@ -169,7 +159,7 @@ def test_a_stopped_group_loses_no_variance(rewards: list[float], mode: str, orde
 
 def test_the_actor_answers_with_instructions_as_soon_as_there_are_any() -> None:
     async def run() -> None:
-        actor = SelectorActor("max_variance", 4, 8, seed=0, settling=Settling("waves", 0.0, 1.0, 2))
+        actor = SelectorActor(run_config(4, 8, settle="waves", waves=2))
         assert await actor.expect([(A, 8), (B, 8)]) == [4, 4]
         assert not await actor.instructions(0.01)
         waiting = asyncio.ensure_future(actor.instructions(60.0))
@@ -184,7 +174,7 @@ def test_the_deadline_for_stragglers_counts_from_when_a_step_could_be_filled() -
     """Polls are short; it is the first of them that finds enough groups that starts the clock."""
 
     async def run() -> None:
-        actor = SelectorActor("max_variance", 2, 4, seed=0, staleness=1)
+        actor = SelectorActor(run_config(staleness=1))
         C = GroupId(0, 3)
         await actor.expect([(A, 4), (B, 4), (C, 4)])
         await actor.report([shard(C, [1.0, 0.0, 1.0, 0.0])])

@@ -1,0 +1,67 @@
+"""The selection policy of a run: the `selector` section, resolved together with what other sections say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pods_cluster.config import Config, ConfigError, SelectorConfig
+from pods_cluster.scoring.reward_registry import declared_range
+from pods_cluster.scoring.total_reward import total_range
+from pods_cluster.selection.rule_registry import Rule, resolve
+from pods_cluster.selection.select import SignalScope
+from pods_cluster.selection.stopping import Settling
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionPolicy:
+    """How the groups of one run are selected.
+
+    `config` is the run's `selector` section and `rule` the function that it names; `seed` is `run.seed`, `scope` is
+    `learner.advantage.scope`; `settling` says how groups are stopped early, None where they are not.
+    """
+
+    config: SelectorConfig
+    rule: Rule
+    seed: int
+    scope: SignalScope = "kept"
+    settling: Settling | None = None
+
+    @property
+    def min_valid(self) -> int:
+        """Fewest valid rewards that a group is trained with: `selector.min_valid`, else `selector.keep`."""
+        return self.config.keep if self.config.min_valid is None else self.config.min_valid
+
+
+def selection_policy(config: Config) -> SelectionPolicy:
+    """Resolve how a run selects. Imports the rule's module.
+
+    Raises ConfigError: an unknown rule (`UnknownRuleError`), options that it does not take (`RuleOptionsError`), or
+    `selector.settle` with a rule that states no settled condition or with rewards that declare no range.
+    """
+    rule = resolve(config.selector.rule, config.selector.options)
+    scope = config.learner.advantage.scope
+    return SelectionPolicy(config.selector, rule, config.run.seed, scope, _settling(config, rule))
+
+
+def _settling(config: Config, rule: Rule) -> Settling | None:
+    selector = config.selector
+    if selector.settle == "off":
+        return None
+    if rule.settled is None:
+        raise ConfigError(
+            f"selector.settle: {selector.settle} needs a rule with a settled condition, which {selector.rule!r} does not "
+            f"state; give the function an attribute `settled` (rewards, m, low, high, tolerance) -> bool, "
+            f"or set selector.settle: off"
+        )
+    bounds = total_range(config.reward)
+    if bounds is None:
+        at = next(i for i, reward in enumerate(config.reward) if reward.weight and declared_range(reward) is None)
+        raise ConfigError(
+            f"selector.settle: {selector.settle} needs to know how high and low rewards can get, but "
+            f"reward.{at}.name: {config.reward[at].name!r} declares no range; add reward.{at}.range: [lowest, highest], "
+            f"or set selector.settle: off"
+        )
+    try:
+        return Settling(selector, *bounds, rule.settled)
+    except ValueError as error:
+        raise ConfigError(f"{error}, or set selector.settle: off") from None
