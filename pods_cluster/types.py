@@ -1,7 +1,7 @@
-"""The data that passes between stages, in the order in which a rollout lives.
+"""The data that passes between stages, in the order of a rollout's life.
 
-Nothing here imports torch, ray or vllm: a stage can be tested with these values alone. Token texts stay
-where they were made: what crosses the network to the selector are the numbers of a `GroupShard`.
+Nothing here imports torch, ray or vllm: a stage can be tested with these values alone. Tokens and texts stay with the
+worker that made them; only the numbers of a `GroupShard` cross the network to the selector.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float64, Int32
 
 
 class GroupId(NamedTuple):
-    """Names one group of rollouts: dataset epoch, row in the dataset, attempt at that row (0 first)."""
+    """Identifies one group of rollouts: dataset epoch, row in the dataset, attempt at that row (0 first)."""
 
     epoch: int
     row: int
@@ -35,7 +35,7 @@ class FinishReason(StrEnum):
 
 
 class Fate(StrEnum):
-    """What became of a group. Every group has exactly one, counted once."""
+    """How a group ended. Every group has exactly one fate, counted once."""
 
     TRAINED = "trained"
     NO_SIGNAL = "no_signal"
@@ -47,7 +47,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row of the dataset, rendered: what the engine reads (`token_ids`) and what the rewards read."""
+    """One row of the dataset, rendered: `token_ids` for the engine, everything else for the rewards."""
 
     epoch: int
     row: int
@@ -60,10 +60,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How an engine samples. For training rollouts only `temperature` may differ from the model's own distribution.
+    """How an engine samples. Training rollouts leave all but `temperature`, `max_tokens` and `seed` at their defaults.
 
-    `seed` is the run's; an engine derives one stream a rollout from (seed, group id, index) so that the same
-    rollout can be made again on any worker.
+    `seed` is the run's. An engine derives one random stream for each rollout from (seed, group id, index), so that the
+    same rollout can be made again on any worker.
     """
 
     temperature: float = 1.0
@@ -82,7 +82,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One rollout to make: the engine answers each request alone, in any order."""
+    """Asks an engine for one rollout. Requests are answered one by one, in any order."""
 
     group: GroupId
     index: int
@@ -98,10 +98,11 @@ class RolloutRequest:
 class Rollout:
     """A finished completion as the engine made it.
 
-    `token_ids` are the engine's own ([T], end token included when it was sampled); `logprobs` ([T], natural log)
-    are those of the sampled tokens under the distribution that was sampled from (temperature applied), or None when
-    they are left to the learner. `first_version` and `last_version` are the weight versions of its first and last token;
-    `spans` are all of them in order, (version, tokens sampled under it), where the engine knows: () where it does not.
+    `token_ids` ([tokens], the end token included when it was sampled) are those that the engine sampled. `logprobs`
+    ([tokens], natural logarithm) are their log-probabilities under the distribution that was sampled from (temperature
+    applied), None where they are left to the learner. `first_version` and `last_version` are the weight versions of the
+    first and last token; `spans` lists all versions in order as (version, tokens sampled under it), empty where the
+    engine does not know. `seconds` is the time from the request to the last token.
     """
 
     group: GroupId
@@ -128,8 +129,10 @@ class Rollout:
 
 
 def spans_of(updates: Sequence[tuple[int, int]], version: int, tokens: int) -> tuple[tuple[int, int], ...]:
-    """`Rollout.spans` of a completion of `tokens`, its last ones under `version`, that met `updates`: (version until
-    then, tokens that were there)."""
+    """Compute `Rollout.spans` of a completion of `tokens` tokens whose last ones were sampled under `version`.
+
+    `updates` are the weight updates that it met: (version until then, tokens sampled by then).
+    """
     spans, start = [], 0
     for under, stop in (*updates, (version, tokens)):
         if stop > start:
@@ -140,26 +143,25 @@ def spans_of(updates: Sequence[tuple[int, int]], version: int, tokens: int) -> t
 
 @dataclass(slots=True)
 class GroupShard:
-    """Numbers of some finished, scored rollouts of one group, all in the memory of one worker.
+    """The numbers of some finished, scored rollouts of one group, all in the memory of one worker.
 
-    A group is complete when its shards account for `size` rollouts. Arrays are parallel, one entry a rollout:
-    `indices` int32, `rewards` float64 (NaN = no valid reward), `lengths` int32 (completion tokens), `prompt_tokens` of
-    the group, `first_versions`/`last_versions` int32, `truncated`/`aborted` bool. `lost` counts rollouts that will
-    never come (their engine died). `parts` holds the reward components by name (float64, NaN = missing).
+    A group is complete when its shards account for `size` rollouts. `lengths` are completion tokens, `prompt_tokens`
+    those of the group's prompt. `rewards` and the reward components in `parts` (by name) are NaN where there is no
+    valid value. `lost` counts rollouts that will never come because their engine died.
     """
 
     group: GroupId
     worker: str
     size: int
     prompt_tokens: int
-    indices: NDArray[np.int32]
-    rewards: NDArray[np.float64]
-    lengths: NDArray[np.int32]
-    first_versions: NDArray[np.int32]
-    last_versions: NDArray[np.int32]
-    truncated: NDArray[np.bool_]
-    aborted: NDArray[np.bool_]
-    parts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    indices: Int32[np.ndarray, " rollouts"]
+    rewards: Float64[np.ndarray, " rollouts"]
+    lengths: Int32[np.ndarray, " rollouts"]
+    first_versions: Int32[np.ndarray, " rollouts"]
+    last_versions: Int32[np.ndarray, " rollouts"]
+    truncated: Bool[np.ndarray, " rollouts"]
+    aborted: Bool[np.ndarray, " rollouts"]
+    parts: dict[str, Float64[np.ndarray, " rollouts"]] = field(default_factory=dict)
     lost: int = 0
 
     def __len__(self) -> int:
@@ -170,9 +172,8 @@ class GroupShard:
         columns = [getattr(self, name) for name, _ in _SHARD_COLUMNS]
         n = len(self.indices)
         head = (tuple(self.group), self.worker, self.size, self.prompt_tokens, self.lost)
-        if any(
-            len(values) != n for values in (*columns, *self.parts.values())
-        ):  # contradicts itself: told by who reads it
+        if any(len(values) != n for values in (*columns, *self.parts.values())):
+            # The shard contradicts itself; the selector reports it, so that it must arrive as it is.
             return _shard_of_columns, (*head, *columns, self.parts)
         # widest first, so that every column is aligned
         buffers = [np.asarray(values, dtype=np.float64).tobytes() for values in self.parts.values()]
@@ -212,7 +213,7 @@ def _shard_of_buffer(
     names: tuple[str, ...],
     data: bytes,
 ) -> GroupShard:
-    """The shard again; its arrays are read-only views of the message."""
+    """Unpack a shard; its arrays are read-only views of the message."""
     offset = 0
     parts: dict[str, Any] = {}
     for name in names:
@@ -226,7 +227,7 @@ def _shard_of_buffer(
 
 
 class Locator(NamedTuple):
-    """Where a finished rollout lies: the worker that holds it, its group and its index there."""
+    """Says where a finished rollout is: the worker that holds it, its group, and its index in the group."""
 
     worker: str
     group: GroupId
@@ -235,17 +236,18 @@ class Locator(NamedTuple):
 
 @dataclass(slots=True)
 class Selection:
-    """The m kept of a group's n. Parallel arrays over the kept rollouts, in rising index.
+    """The m rollouts kept of a group's n, in rising index. The arrays are parallel to `locators`.
 
-    `group_mean` and `group_std` (sample) are over all valid rollouts of the group, for `advantage.scope: group`.
+    `group_mean` and `group_std` (sample standard deviation) are over the rewards of all `group_valid` valid rollouts of
+    the group, for `advantage.scope: group`. `settled`: the group was stopped early.
     """
 
     group: GroupId
     locators: list[Locator]
-    rewards: NDArray[np.float64]
-    lengths: NDArray[np.int32]
+    rewards: Float64[np.ndarray, " kept"]
+    lengths: Int32[np.ndarray, " kept"]
     prompt_tokens: int
-    first_versions: NDArray[np.int32]
+    first_versions: Int32[np.ndarray, " kept"]
     group_mean: float
     group_std: float
     group_valid: int

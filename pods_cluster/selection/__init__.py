@@ -1,1 +1,1 @@
-"""Which m of a group's n rollouts are trained on: rules and settling (pure), assembly of groups, the selector actor."""
+"""Selection of the m rollouts of a group that are trained on: rules, early stopping, assembly, the selector actor."""

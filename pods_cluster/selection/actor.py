@@ -1,4 +1,4 @@
-"""The selector as a Ray actor: workers report numbers of finished rollouts, the controller polls for selections."""
+"""The selector as a Ray actor: workers report the numbers of finished rollouts, the controller polls for steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pods_cluster.types import GroupId, GroupShard
 
 
 class SelectorError(RuntimeError):
-    """A report could not be taken in. Reports are fire and forget, so the next `collect` raises it, with the cause."""
+    """A report of a worker that contradicts itself. Nobody waits for a report, so the next `collect` raises its cause."""
 
 
 class Notifier:
@@ -74,20 +74,21 @@ class SelectorActor:
         self._selecting_seconds = 0.0
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
-        """Announce groups (id, size) in the order of issue. Await it before the first request of them goes out.
+        """Announce groups (id, size) in the order of issue, before the first request for one of them is sent.
 
-        Returns how many rollouts of each to issue now; `instructions` asks for the rest.
+        Returns how many rollouts of each to issue now; `instructions` asks for the rest. Raises ValueError for a group
+        that is expected already or has had its fate.
         """
         return [self._core.expect(group, size) for group, size in groups]
 
     async def instructions(self, timeout_s: float) -> Instructions:
-        """Wait until there is something for the generators to do about groups that are out, or `timeout_s` passes."""
+        """Wait until there is something for the generators to do, or `timeout_s` seconds have passed."""
         if not self._core.has_instructions:
             await self._instructed.wait(timeout_s)
         return self._core.instructions()
 
     async def report(self, shards: Sequence[GroupShard]) -> None:
-        """Take in finished rollouts, of several groups a message. A bad shard fails the next `collect`."""
+        """Add the shards of one message, of several groups. A bad shard fails this call and the next `collect`."""
         failure: Exception | None = None
         for shard in shards:
             try:
@@ -109,14 +110,15 @@ class SelectorActor:
         straggler_s: float = 0.0,
         partial: bool = True,
     ) -> Decision:
-        """Wait for a step: until `want` groups are trainable, or any other fate is known, or `timeout_s` has passed.
+        """Wait for a step: until `want` groups are trainable, another group's fate is known, or `timeout_s` has passed.
 
-        Whatever ends the wait, the trainable groups at hand are handed over, up to `want` (`partial=False`: only all
-        together). With `straggler_s` only groups among the `want` oldest are, until a step could have been filled for
-        that long: then newer ones overtake those that are still missing. A later poll supersedes an earlier one, which
-        returns empty: a controller that was restarted loses nothing to its forerunner.
+        Whatever ends the wait, the decision holds the trainable groups, up to `want` (`partial=False`: all `want` or
+        none). With `straggler_s` these are only groups among the `want` oldest, until a step could have been filled
+        for that many seconds: then newer groups overtake those that are missing. A later poll supersedes an earlier
+        one, which returns empty, so that a restarted controller loses nothing to the one before it.
 
-        Raises `SelectorError` for a report that could not be taken in, `RuleError` when the rule fails.
+        Raises SelectorError for a report that contradicts itself, RuleError when the rule fails, ValueError for a
+        `want` below 1.
         """
         if want < 1:
             raise ValueError(f"want: {want} groups; ask for at least 1")
@@ -156,7 +158,7 @@ class SelectorActor:
             await self._changed.wait(min(remaining, patience) if patience > 0 else remaining)
 
     def _patience(self, now: float, full: bool, straggler_s: float) -> float:
-        """Seconds for which the oldest groups are still waited for; it counts from when a step could be filled."""
+        """Return how many more seconds the oldest groups are waited for, since a step could first be filled."""
         if not full:
             self._full_since = None
             return straggler_s
@@ -170,19 +172,19 @@ class SelectorActor:
             self._instructed.notify_all()
 
     async def mark_lost(self, worker: str) -> int:
-        """Count the finished rollouts that lie on a dead worker as lost, and return how many those are."""
+        """Mark the finished rollouts that a dead worker held as lost, and return how many they are."""
         lost = self._core.mark_lost(worker)
         self._notify()
         return lost
 
     async def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:
-        """Give up groups; returns those that had no fate yet. Their fate is not reported again by `collect`."""
+        """Give up groups and return those that had no fate yet. `collect` does not report their fate again."""
         cancelled = self._core.cancel([GroupId(*group) for group in groups])
         self._changed.notify_all()
         return cancelled
 
     async def stats(self) -> dict[str, Any]:
-        """Counts since the start: groups by fate, rollouts taken in and ignored, seconds of selection and CPU."""
+        """Return counts since the start: groups by fate, rollouts added and ignored, seconds of selection and CPU time."""
         return {
             "expected": len(self._core.expected()),
             "rollouts": self._rollouts,

@@ -1,4 +1,4 @@
-"""Decisions as columns: pickling sixteen locators a group one by one would cost more than selecting the group."""
+"""Packs decisions into columns for pickling: sixteen locators one by one would cost more than selecting a group."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _HEAD = attrgetter("prompt_tokens", "group_mean", "group_std", "group_valid", "s
 
 
 def pack_stats(stats: GroupStats) -> tuple[Any, ...]:
+    """Return the values of all fields, in their order."""
     return _STATS(stats)
 
 
@@ -25,7 +26,7 @@ def unpack_stats(values: tuple[Any, ...]) -> GroupStats:
 
 
 def pack_selections(selections: list[Selection]) -> tuple[Any, ...]:
-    """The selections as one array for each field, [kept rollouts of all groups], and a table of the workers' names."""
+    """Return one array a field over the kept rollouts of all groups, and a table of the workers' names."""
     if not selections:
         return ()
     workers: dict[str, int] = {}
@@ -45,19 +46,21 @@ def pack_selections(selections: list[Selection]) -> tuple[Any, ...]:
 
 
 def unpack_selections(packed: tuple[Any, ...]) -> list[Selection]:
-    """The selections again; their arrays are copies, which may be written to."""
+    """Unpack what `pack_selections` made; the arrays are copies, which may be written to."""
     if not packed:
         return []
     heads, counts, workers, holders, indices, rewards, lengths, first_versions = packed
-    names, places = [workers[holder] for holder in holders.tolist()], indices.tolist()
+    names, positions = [workers[holder] for holder in holders.tolist()], indices.tolist()
     selections, start = [], 0
     for (prompt_tokens, mean, std, valid, settled, *group), count in zip(heads, counts, strict=True):
         end = start + count
-        name = GroupId(*group)
+        group_id = GroupId(*group)
         selections.append(
             Selection(
-                group=name,
-                locators=list(map(Locator._make, zip(names[start:end], repeat(name), places[start:end], strict=False))),
+                group=group_id,
+                locators=list(
+                    map(Locator._make, zip(names[start:end], repeat(group_id), positions[start:end], strict=False))
+                ),
                 rewards=rewards[start:end].copy(),
                 lengths=lengths[start:end].copy(),
                 prompt_tokens=prompt_tokens,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float64, Int32
 
 from pods_cluster.selection.group_stats import GroupStats, Mask, group_stats
 from pods_cluster.selection.policy import SelectionPolicy
@@ -18,12 +18,12 @@ _LOST = -2
 
 
 class ShardError(ValueError):
-    """A shard contradicts itself or its group: a fault of the worker that sent it."""
+    """A shard that contradicts itself or its group, by a fault of the worker that sent it."""
 
 
 @dataclass(slots=True)
 class GroupEvaluation:
-    """A complete group as of one learner version: the selection to train on, or (`selection` None) its fate."""
+    """The evaluation of a complete group at one learner version: a selection to train on, or None and the fate."""
 
     fate: Fate
     stats: GroupStats
@@ -32,18 +32,18 @@ class GroupEvaluation:
 
 @dataclass(slots=True)
 class GroupAssembler:
-    """Numbers of one group's rollouts, kept by rollout index so that the order of arrival leaves no trace.
+    """Collects the numbers of one group's rollouts by rollout index, so that the order of arrival does not matter.
 
-    Rollouts 0 … `issued` - 1 of the `size` have been asked for,
-    `first` of them at once. The group is complete when finished and lost rollouts account for all issued ones.
-    `settled`: it was stopped early. `holder` [size] is the position in `workers` of the worker in whose memory a
-    rollout lies.
+    Rollouts 0 to `issued` - 1 of the `size` have been asked for, `first` of them in the first wave. The group is
+    complete when finished and lost rollouts account for all issued ones; `n_worker_lost` were lost with a worker after
+    they had arrived, `reported_lost` before. `settled`: the group was stopped early. `holder` is the position in
+    `workers` of the worker that holds a rollout, -1 before it arrives, -2 when it is lost.
     """
 
     group: GroupId
     size: int
     issued: int = 0
-    """0: all of them."""
+    """0 at the start: all of them."""
     first: int = field(init=False)
     settled: bool = False
     prompt_tokens: int = 0
@@ -51,13 +51,13 @@ class GroupAssembler:
     reported_lost: int = 0
     n_finished: int = 0
     n_worker_lost: int = 0
-    holder: NDArray[np.int32] = field(init=False)
-    rewards: NDArray[np.float64] = field(init=False)
-    lengths: NDArray[np.int32] = field(init=False)
-    first_versions: NDArray[np.int32] = field(init=False)
-    truncated: NDArray[np.bool_] = field(init=False)
-    aborted: NDArray[np.bool_] = field(init=False)
-    parts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    holder: Int32[np.ndarray, " size"] = field(init=False)
+    rewards: Float64[np.ndarray, " size"] = field(init=False)
+    lengths: Int32[np.ndarray, " size"] = field(init=False)
+    first_versions: Int32[np.ndarray, " size"] = field(init=False)
+    truncated: Bool[np.ndarray, " size"] = field(init=False)
+    aborted: Bool[np.ndarray, " size"] = field(init=False)
+    parts: dict[str, Float64[np.ndarray, " size"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = self.size
@@ -73,18 +73,21 @@ class GroupAssembler:
     def complete(self) -> bool:
         return self.n_finished + self.n_worker_lost + self.reported_lost >= self.issued
 
-    def usable_rewards(self, oldest: int | None) -> NDArray[np.float64]:
-        """Rewards of the issued rollouts, NaN where a rollout is not here, aborted, or of a version below `oldest`."""
+    def usable_rewards(self, oldest: int | None) -> Float64[np.ndarray, " issued"]:
+        """Return the rewards of the issued rollouts, NaN where one is missing, aborted, or older than `oldest`.
+
+        `oldest` is the lowest weight version that may be trained on; None: any.
+        """
         usable = (self.holder >= 0) & ~self.aborted
         if oldest is not None:
             usable &= self.first_versions >= oldest
         return np.where(usable, self.rewards, np.nan)[: self.issued]
 
     def add(self, shard: GroupShard) -> int:
-        """Take in a shard and return how many of its rollouts were ignored as already here.
+        """Add a shard and return how many of its rollouts were ignored because they are here already.
 
-        A rollout that was lost with its worker and comes again from another is taken. Raises `ShardError` when arrays
-        differ in length, an index is out of range, or the size is not the one expected.
+        A rollout that was lost with its worker and comes again from another one is taken. Raises ShardError when arrays
+        differ in length, an index is out of range, or the size is not the one that was announced.
         """
         given = len(shard.indices)
         whole = given == self.size and not self.workers and bool((shard.indices == np.arange(given)).all())
@@ -99,7 +102,7 @@ class GroupAssembler:
             self._take_whole(shard)
             return 0
         indices = shard.indices
-        fresh: slice | NDArray[np.bool_] = slice(None)
+        fresh: slice | Bool[np.ndarray, " rollouts"] = slice(None)
         if self.n_finished and (self.holder[indices] >= 0).any():
             fresh = self.holder[indices] < 0
             indices = indices[fresh]
@@ -119,7 +122,7 @@ class GroupAssembler:
         return given - (self.n_finished - before)
 
     def _take_whole(self, shard: GroupShard) -> None:
-        # Copies: what Ray hands over may be read-only memory of a whole message.
+        # Copies: the arrays that Ray delivers may be read-only views of a whole message.
         self.holder.fill(0)
         self.rewards = np.array(shard.rewards, dtype=np.float64)
         self.lengths = np.array(shard.lengths, dtype=np.int32)
@@ -151,7 +154,7 @@ class GroupAssembler:
         raise ShardError(f"{where}: indices: {shard.indices.tolist()} are not all in 0..{self.size - 1}")
 
     def mark_lost(self, worker: str) -> int:
-        """Count what `worker` holds as lost and return how many rollouts that were."""
+        """Mark the rollouts that `worker` holds as lost, and return how many they are."""
         if worker not in self.workers:
             return 0
         held = self.holder == self.workers.index(worker)
@@ -162,7 +165,10 @@ class GroupAssembler:
         return lost
 
     def evaluate(self, policy: SelectionPolicy, learner_version: int, staleness: int) -> GroupEvaluation:
-        """Select among the rollouts that are here and fresh enough: learner_version - first version <= staleness."""
+        """Select among the rollouts that are here and fresh: learner_version - first version <= staleness.
+
+        Raises RuleError when the rule fails.
+        """
         finished, usable, fresh = self._masks(learner_version - staleness)
         outcome = select(
             self.rewards if fresh is None else np.where(fresh, self.rewards, np.nan),
@@ -185,7 +191,7 @@ class GroupAssembler:
         return GroupEvaluation(Fate.TRAINED, stats, self._selection(outcome))
 
     def _masks(self, oldest: int | None) -> tuple[Mask, Mask, Mask]:
-        """Which rollouts are finished, which of these usable, and which of those fresh; None three times for all."""
+        """Return which rollouts are finished, which of these usable, and which of those fresh; None stands for all."""
         if (
             self.n_finished == self.size
             and not np.count_nonzero(self.aborted)
@@ -225,5 +231,5 @@ class GroupAssembler:
         )
 
     def stats(self) -> GroupStats:
-        """Numbers of the group as it is, nothing selected."""
+        """Compute the statistics of the group as it is, without a selection."""
         return group_stats(self, *self._masks(None), None)

@@ -1,4 +1,4 @@
-"""Numbers about one group that outlive it: what telemetry and the ratio of rollouts to updates are made of."""
+"""Statistics of one group, kept after the group is gone: the source of a step's metrics."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float64, Int32, Shaped
 
 from pods_cluster.selection.select import Outcome, moments
 from pods_cluster.types import Fate
 
-Mask = NDArray[np.bool_] | None
-"""Some rollouts of a group, [size]; None for all of them."""
+Mask = Bool[np.ndarray, " size"] | None
+"""Marks some rollouts of a group; None marks all of them."""
 
 
 @dataclass(slots=True)
 class GroupStats:
-    """Counts in rollouts, lengths in completion tokens, deviations sample ones; NaN where there is nothing to average.
+    """Counts (rollouts), lengths (completion tokens), rewards and tokens of one group.
+
+    Standard deviations are sample deviations; means are NaN where there is nothing to average.
 
     `size` = `n_finished` + `n_lost` + `n_pending` + `n_unissued`; `n_finished` = `n_valid` + `n_nan` + `n_infinite` +
     `n_aborted` + `n_stale`. `n_valid` could be trained on; `n_stale` finished but too old for the step (their rewards
     are not looked at further); `n_pending` is above 0 only for a cancelled group, `n_unissued` where a group was
-    stopped or cancelled between two portions. `reward_*` are over all finite rewards of finished rollouts, stale ones
-    included, `length_*` and `truncated_share` over those that were not aborted, `terminated_*` over those of them that
-    were not truncated either; `kept_*` over the kept, `stale_*` over the stale, `first_*` over the first portion.
+    stopped or cancelled between two waves. `reward_*` are over all finite rewards of finished rollouts, stale ones
+    included; `length_*` and `truncated_share` over those that were not aborted, `terminated_*` over those of them that
+    were not truncated either; `kept_*` over the kept, `stale_*` over the stale, `first_*` over the first wave.
     `tokens` are all that were sampled, `aborted_tokens` among them. `parts_*` are over the finite values of each single
     reward, by name; `parts_squares` are sums of squared distances from `parts_mean`.
 
-    `settled`: stopped early, so that rewards and lengths are censored. `tokens_saved` is an estimate: of rollouts not
-    issued as many mean lengths; of aborted ones what groups that ended by themselves say of rollouts that long
-    (`stopping.RemainingLengths`), and while there are none as many mean lengths under a constant chance of ending at each token,
-    which is all sampled tokens / whole rollouts (the maximum-likelihood estimate from censored lengths).
+    `settled`: the group was stopped early, so that its rewards and lengths are censored. `tokens_saved` is an estimate.
+    A rollout that was not issued counts with the mean length. An aborted one counts with what
+    `stopping.RemainingLengths` expects and, until that knows any length, with the mean length under a constant chance
+    of ending at each token: sampled tokens / whole rollouts, the maximum-likelihood estimate from censored lengths.
     """
 
     size: int
@@ -91,8 +93,8 @@ class GroupStats:
         return self.n_nan + self.n_infinite + self.n_aborted
 
 
-class Numbers(Protocol):
-    """What is known of a group's rollouts, by index ([size])."""
+class GroupArrays(Protocol):
+    """The part of a `GroupAssembler` that statistics are computed from. Arrays are by rollout index."""
 
     size: int
     issued: int
@@ -102,15 +104,19 @@ class Numbers(Protocol):
     reported_lost: int
     n_finished: int
     n_worker_lost: int
-    rewards: NDArray[np.float64]
-    lengths: NDArray[np.int32]
-    first_versions: NDArray[np.int32]
-    truncated: NDArray[np.bool_]
-    parts: dict[str, NDArray[np.float64]]
+    rewards: Float64[np.ndarray, " size"]
+    lengths: Int32[np.ndarray, " size"]
+    first_versions: Int32[np.ndarray, " size"]
+    truncated: Bool[np.ndarray, " size"]
+    parts: dict[str, Float64[np.ndarray, " size"]]
 
 
-def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outcome: Outcome | None) -> GroupStats:
-    """Count and average. `fresh` are among the `usable`, those among the `finished`; `outcome` is of the fresh."""
+def group_stats(group: GroupArrays, finished: Mask, usable: Mask, fresh: Mask, outcome: Outcome | None) -> GroupStats:
+    """Compute the statistics of a group.
+
+    The `fresh` rollouts are among the `usable` (not aborted), those among the `finished`; `outcome` is the selection
+    among the fresh ones, None where nothing was selected.
+    """
     n, n_finished = group.size, group.n_finished
     stats = GroupStats(size=n, n_finished=n_finished, prompt_tokens=group.prompt_tokens, settled=group.settled)
     stats.n_unissued = n - group.issued
@@ -122,7 +128,7 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
     n_fresh = n_finished if fresh is None else int(np.count_nonzero(fresh))
     stats.n_aborted = n_finished - n_usable
     stats.n_stale = n_usable - n_fresh
-    rewards = _of(group.rewards, fresh)
+    rewards = _masked(group.rewards, fresh)
     stats.n_valid = outcome.n_valid if outcome is not None else int(np.count_nonzero(np.isfinite(rewards)))
     if stats.n_valid < n_fresh:
         stats.n_infinite = int(np.count_nonzero(np.isinf(rewards)))
@@ -130,15 +136,15 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
     if outcome is not None and stats.n_valid == n_finished:
         stats.reward_mean, stats.reward_std = outcome.group_mean, outcome.group_std
     else:
-        rewards = _of(group.rewards, finished)
+        rewards = _masked(group.rewards, finished)
         rewards = rewards[np.isfinite(rewards)]
         stats.reward_mean, stats.reward_std, _ = moments(rewards)
     if len(rewards):
         stats.reward_min, stats.reward_max = float(rewards[rewards.argmin()]), float(rewards[rewards.argmax()])
     if n_usable:
-        _add_lengths(stats, _of(group.lengths, usable), _of(group.truncated, usable))
+        _add_lengths(stats, _masked(group.lengths, usable), _masked(group.truncated, usable))
     if n_usable < n_finished:
-        every = int(np.add.reduce(_of(group.lengths, finished), dtype=np.int64))
+        every = int(np.add.reduce(_masked(group.lengths, finished), dtype=np.int64))
         stats.tokens, stats.aborted_tokens = every, every - stats.tokens
     if group.settled and n_usable:
         stats.tokens_saved = stats.n_unissued * stats.length_mean + stats.n_aborted * stats.tokens / n_usable
@@ -146,9 +152,9 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
         rewards = np.where(True if finished is None else finished, group.rewards, np.nan)[: group.first]
         rewards = rewards[np.isfinite(rewards)]
         stats.first_valid, stats.first_mean = len(rewards), moments(rewards)[0]
-    stats.oldest_version = _least(_of(group.first_versions, finished))
+    stats.oldest_version = _least(_masked(group.first_versions, finished))
     for name, values in group.parts.items():
-        count, stats.parts_mean[name], squares = _sums(_of(values, finished))
+        count, stats.parts_mean[name], squares = _sums(_masked(values, finished))
         stats.parts_count[name], stats.parts_squares[name] = count, squares
     if stats.n_stale and usable is not None and fresh is not None:
         stats.stale_length_mean = float(group.lengths[usable & ~fresh].mean())
@@ -157,7 +163,9 @@ def group_stats(group: Numbers, finished: Mask, usable: Mask, fresh: Mask, outco
     return stats
 
 
-def _add_lengths(stats: GroupStats, lengths: NDArray[np.int32], truncated: NDArray[np.bool_]) -> None:
+def _add_lengths(
+    stats: GroupStats, lengths: Int32[np.ndarray, " usable"], truncated: Bool[np.ndarray, " usable"]
+) -> None:
     stats.tokens, stats.length_mean, stats.length_min, stats.length_max = _lengths(lengths)
     n_truncated = int(np.count_nonzero(truncated))
     stats.truncated_share = n_truncated / len(lengths)
@@ -167,7 +175,7 @@ def _add_lengths(stats: GroupStats, lengths: NDArray[np.int32], truncated: NDArr
         _, stats.terminated_length_mean, stats.terminated_length_min, stats.terminated_length_max = _lengths(ended)
 
 
-def _add_kept(stats: GroupStats, group: Numbers, outcome: Outcome) -> None:
+def _add_kept(stats: GroupStats, group: GroupArrays, outcome: Outcome) -> None:
     kept = outcome.kept
     stats.n_kept = len(kept)
     stats.no_signal = outcome.fate is Fate.NO_SIGNAL
@@ -178,22 +186,22 @@ def _add_kept(stats: GroupStats, group: Numbers, outcome: Outcome) -> None:
     stats.kept_parts_mean = {name: _mean(values[kept]) for name, values in group.parts.items()}
 
 
-def _of(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
+def _masked(values: Shaped[np.ndarray, " size"], mask: Mask) -> Any:
     return values if mask is None else values[mask]
 
 
-def _least(values: NDArray[np.int32]) -> int:
+def _least(values: Int32[np.ndarray, " n"]) -> int:
     return int(values[values.argmin()])
 
 
-def _lengths(lengths: NDArray[np.int32]) -> tuple[int, float, int, int]:
-    """Sum, mean, minimum and maximum; the sum in 64 bits."""
+def _lengths(lengths: Int32[np.ndarray, " n"]) -> tuple[int, float, int, int]:
+    """Return sum (in 64 bits), mean, minimum and maximum."""
     total = int(np.add.reduce(lengths, dtype=np.int64))
     return total, total / len(lengths), int(lengths[lengths.argmin()]), int(lengths[lengths.argmax()])
 
 
-def _sums(values: NDArray[np.float64]) -> tuple[int, float, float]:
-    """Count and mean of the finite values, and the sum of their squared distances from the mean; NaN without any."""
+def _sums(values: Float64[np.ndarray, " n"]) -> tuple[int, float, float]:
+    """Return count and mean of the finite values, and the sum of squared distances from the mean; NaN without any."""
     mean = float(np.add.reduce(values)) / len(values)
     if not math.isfinite(mean):
         values = values[np.isfinite(values)]
@@ -204,8 +212,8 @@ def _sums(values: NDArray[np.float64]) -> tuple[int, float, float]:
     return len(values), mean, float(centred.dot(centred))
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    """Mean of the finite values; NaN without any."""
+def _mean(values: Float64[np.ndarray, " n"]) -> float:
+    """Return the mean of the finite values; NaN without any."""
     mean = float(np.add.reduce(values)) / len(values)
     if math.isfinite(mean):
         return mean

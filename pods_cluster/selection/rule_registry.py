@@ -1,4 +1,4 @@
-"""Down-sampling rules by name, the built-in ones and those of a user's own modules.
+"""The registry of down-sampling rules: built-in ones by name, and functions of a user's own modules.
 
 A run names its rule in `selector.rule`: a registered name, or `package.module:function` for a function that is
 imported when the rule is first needed, in the process that needs it.
@@ -17,7 +17,7 @@ import numpy as np
 
 from pods_cluster.config import ConfigError
 from pods_cluster.selection import rules
-from pods_cluster.selection.rules import Floats, Indices, RuleContext, RuleFunction
+from pods_cluster.selection.rules import Indices, Rewards, RuleContext, RuleFunction
 from pods_cluster.selection.settle import SettledCondition, is_settled
 from pods_cluster.types import GroupId
 
@@ -31,22 +31,22 @@ class RuleOptionsError(ConfigError, ValueError):
 
 
 class RuleError(RuntimeError):
-    """A rule failed, or did not return m distinct indices."""
+    """A rule raised, or did not return m distinct indices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule under its name, with its options. `settled` is its settled condition, None where it states none."""
+    """A rule with its name and options. `settled` is its settled condition, None where it states none."""
 
     name: str
     function: RuleFunction
     options: Mapping[str, Any] = field(default_factory=dict)
     settled: SettledCondition | None = None
     builtin: bool = False
-    """Built-in rules read rewards only and are proven in the tests; what any other returns is checked at every call."""
+    """Built-in rules read rewards only and are proven in the tests; what other rules return is checked at every call."""
 
-    def choose(self, rewards: Floats, m: int, rng: np.random.Generator, context: RuleContext) -> Indices:
-        """The rule's m indices, in rising order. Raises `RuleError` naming the rule and what it returned."""
+    def choose(self, rewards: Rewards, m: int, rng: np.random.Generator, context: RuleContext) -> Indices:
+        """Return the m indices that the rule chooses, in rising order. Raises RuleError with what it returned or raised."""
         if self.builtin:
             return self.function(rewards, m, rng, context, **self.options)
         given = rewards.copy()  # a rule that sorts in place must not touch the group
@@ -95,14 +95,14 @@ _RULES: dict[str, Rule] = {
 
 
 def known_rules() -> list[str]:
-    """Names of the registered rules."""
+    """Return the names of the registered rules."""
     return sorted(_RULES)
 
 
 def register_rule(
     name: str, *, settled: SettledCondition | None = None, replace: bool = False
 ) -> Callable[[RuleFunction], RuleFunction]:
-    """Decorator: make a function known as a rule under `name` in this process.
+    """Decorate a function to register it as a rule under `name` in this process.
 
     The selector runs in a process of its own, which sees a registration only when it imports the module: in a run's
     configuration write `selector.rule: package.module:function`. Raises ValueError for a name that is taken.
@@ -120,10 +120,10 @@ def register_rule(
 
 
 def resolve(name: str, options: Mapping[str, Any] | None = None) -> Rule:
-    """The rule that `selector.rule: name` means, with `selector.options`.
+    """Find the rule that `selector.rule: name` names, with `selector.options`.
 
     `name` is a registered one or `package.module:function`, whose function may carry its settled condition as an
-    attribute `settled`. Raises `UnknownRuleError` or `RuleOptionsError`, naming field, value and fix.
+    attribute `settled`. Raises UnknownRuleError or RuleOptionsError, naming field, value and fix.
     """
     rule = _RULES.get(name) or _imported(name)
     options = dict(options or {})
@@ -176,7 +176,7 @@ def _imported(name: str) -> Rule:
 
 
 def _check_call(rule: Rule, options: dict[str, Any]) -> None:
-    """Refuse, before any rollout is made, a function that cannot be called as a rule or does not take these options."""
+    """Refuse a function that cannot be called as a rule or does not take these options, before any rollout is made."""
     try:
         signature = inspect.signature(rule.function)
     except (TypeError, ValueError):  # a builtin without a signature: its first call will tell

@@ -1,4 +1,4 @@
-"""Selection of one group: unusable rewards out, the rule over the rest, statistics, and whether there is a signal."""
+"""Selection of one group: exclude unusable rewards, apply the rule, compute statistics, look for a signal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float64, Int32, Int64
 
 from pods_cluster.selection.rule_registry import Rule, resolve
-from pods_cluster.selection.rules import Floats, Indices, RuleContext, group_rng
+from pods_cluster.selection.rules import Indices, RuleContext, group_rng
 from pods_cluster.types import Fate, GroupId
 
 NO_SIGNAL_SPREAD = 1e-8
@@ -22,13 +22,13 @@ SignalScope = Literal["kept", "group"]
 
 @dataclass(slots=True)
 class Outcome:
-    """What selection made of one group.
+    """The result of selecting in one group.
 
-    `fate` is None for a group to train on. With `Fate.NO_SIGNAL` `kept` still names the rollouts that the rule chose,
-    for a run that trains them all the same; with `Fate.TOO_FEW_VALID` it is empty. Standard deviations are sample
-    ones (ddof 1), 0 for a single reward; means and deviations over nothing are NaN. `group_*` are over all valid
-    rewards, `kept_*` over the kept. `spread` is max - min over what decides the signal: the kept set, or the group
-    with scope `group`.
+    `kept` are indices of rollouts, in rising order. `fate` is None for a group to train on. With `Fate.NO_SIGNAL`,
+    `kept` still holds what the rule chose, for runs that train on it all the same; with `Fate.TOO_FEW_VALID` it is
+    empty. `group_*` are over all valid rewards, `kept_*` over the kept ones; deviations are sample deviations (ddof 1),
+    0 for a single reward; means and deviations over nothing are NaN. `spread` is max - min over the rewards that decide
+    whether there is a signal: those of the kept set, with scope `group` those of the group.
     """
 
     kept: Indices
@@ -46,14 +46,14 @@ class Outcome:
 
     @property
     def n_excluded(self) -> int:
-        """Rollouts whose reward was missing, NaN or infinite: out before the selection."""
+        """Rollouts that were excluded because their reward was missing, NaN or infinite."""
         return self.n - self.n_valid
 
 
-def moments(values: Floats) -> tuple[float, float, float]:
-    """Mean, sample standard deviation (ddof 1) and spread (max - min), by two passes in float64.
+def moments(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
+    """Return mean, sample standard deviation (ddof 1) and spread (max - min), by two passes in float64.
 
-    One value has the deviation 0; none have NaN, NaN and 0.
+    The deviation of one value is 0. Without any value the result is (NaN, NaN, 0).
     """
     n = len(values)
     if n == 0:
@@ -70,8 +70,10 @@ def moments(values: Floats) -> tuple[float, float, float]:
     return mean * scale, std * scale, high - low
 
 
-def _as_floats(rewards: Floats | Sequence[float | None]) -> tuple[Floats, int]:
-    """The rewards as float64 [n] with NaN for None, and how many were None."""
+def _as_floats(
+    rewards: Float64[np.ndarray, " n"] | Sequence[float | None],
+) -> tuple[Float64[np.ndarray, " n"], int]:
+    """Convert rewards to an array with NaN for None, and count the None."""
     if isinstance(rewards, np.ndarray) and rewards.dtype == np.float64 and rewards.ndim == 1:
         return rewards, 0
     missing = 0 if isinstance(rewards, np.ndarray) else sum(reward is None for reward in rewards)
@@ -89,7 +91,7 @@ def _as_floats(rewards: Floats | Sequence[float | None]) -> tuple[Floats, int]:
 
 
 def select(
-    rewards: Floats | Sequence[float | None],
+    rewards: Float64[np.ndarray, " n"] | Sequence[float | None],
     m: int,
     rule: Rule | str,
     seed: int,
@@ -97,27 +99,27 @@ def select(
     *,
     min_valid: int | None = None,
     no_signal_scope: SignalScope = "kept",
-    lengths: NDArray[np.int32] | None = None,
-    truncated: NDArray[np.bool_] | None = None,
-    parts: Mapping[str, Floats] | None = None,
+    lengths: Int32[np.ndarray, " n"] | None = None,
+    truncated: Bool[np.ndarray, " n"] | None = None,
+    parts: Mapping[str, Float64[np.ndarray, " n"]] | None = None,
     prompt_tokens: int = 0,
 ) -> Outcome:
     """Choose the m rollouts of `group` to train on.
 
-    `rewards` [n] by rollout index may hold NaN, infinity and None: those are excluded before the selection and
-    counted. With fewer than m valid rewards all of them are kept, from `min_valid` on (default m); below that the
-    fate is TOO_FEW_VALID. A kept set (scope `group`: a group) whose spread is at most 1e-8 has the fate NO_SIGNAL.
-    The other arrays, [n] by rollout index, are for rules that look at more than rewards. The result is a function of
-    (seed, group, the arrays) only.
+    All arrays are by rollout index. `rewards` may hold NaN, infinity and None: those are excluded before the selection
+    and counted. With fewer than m valid rewards all of them are kept, as long as there are `min_valid` (default m);
+    below that the fate is TOO_FEW_VALID. A kept set (scope `group`: a group) whose spread is at most
+    `NO_SIGNAL_SPREAD` has the fate NO_SIGNAL. The other arrays are for rules that use more than rewards. The result is
+    a function of (seed, group, the arrays) only.
 
-    Raises ValueError for rewards that are no numbers or an m below 1, `RuleError` when a rule fails or returns
-    something that is not m distinct indices, `UnknownRuleError` for a name that resolves to nothing.
+    Raises ValueError for rewards that are no numbers or an m below 1, RuleError when a rule raises or returns
+    something other than m distinct indices, UnknownRuleError for a name that is no rule.
     """
     if m < 1:
         raise ValueError(f"m: {m} rollouts cannot be kept; selector.keep must be at least 1")
     values, missing = _as_floats(rewards)
     n = len(values)
-    valid: Indices | None = None  # None: all of them
+    valid: Int64[np.ndarray, " n_valid"] | None = None  # None: all of them
     infinite = 0
     usable = values
     finite = np.isfinite(values)
@@ -158,7 +160,9 @@ def select(
     return Outcome(kept, fate, *counts, mean, std, kept_mean, kept_std, spread)
 
 
-def _parts(parts: Mapping[str, Floats] | None, valid: Indices | None) -> dict[str, Floats] | None:
+def _parts(
+    parts: Mapping[str, Float64[np.ndarray, " n"]] | None, valid: Int64[np.ndarray, " n_valid"] | None
+) -> dict[str, Float64[np.ndarray, " n_valid"]] | None:
     if parts is None:
         return None
     return {name: values if valid is None else values[valid] for name, values in parts.items()}

@@ -1,7 +1,7 @@
-"""From shards to a step's selections: which groups are complete, what each comes to, and who is handed over.
+"""The selector's core: it assembles groups from shards, evaluates complete ones, and decides what a step trains on.
 
-Pure: no ray, no clock. Every group that is expected gets exactly one fate, reported exactly once: as a selection or a
-fate of a `Decision`, or by `cancel`.
+Pure: no ray, no clock. Every expected group gets exactly one fate, reported exactly once: as a selection or a fate of
+a `Decision`, or by `cancel`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pods_cluster.selection.stopping import Instructions, RemainingLengths, Wave
 from pods_cluster.types import Fate, GroupId, GroupShard, Selection
 
 MAX_FATES = 4096
-"""Fates in one decision; further ones follow in the next."""
-REMEMBERED = 65536
-"""Groups whose fate is remembered, so that a second announcement of one is caught."""
+"""Most fates in one decision; further ones follow in the next."""
+REMEMBERED_GROUPS = 65536
+"""Finished groups that are remembered, so that a second announcement of one is refused."""
 
 
 @dataclass(slots=True)
 class GroupFate:
-    """What became of a group that is not trained on, and its numbers."""
+    """The fate of a group that is not trained on, with its statistics."""
 
     group: GroupId
     fate: Fate
@@ -35,12 +35,12 @@ class GroupFate:
 
 @dataclass(slots=True)
 class Decision:
-    """What a step gets: `selections` oldest first, `stats` parallel to them, and the `fates` of groups with none.
+    """The answer to one poll: `selections`, oldest group first, with parallel `stats`, and `fates` of other groups.
 
-    `ready` trainable groups are held beyond this decision, `incomplete` are still waited for, `overtaken` of both are
-    older than the youngest in `selections`; `more_fates` did not fit in. `timed_out`: the poll's time ended.
-    `superseded`: a later poll has taken over, this one brings nothing. `waited` seconds passed before there was this much,
-    the selector itself computed for `select_seconds` of them. `resident_bytes` is the memory of its process.
+    The selector holds `ready` more trainable groups and waits for `incomplete` ones; `overtaken` of both are older than
+    the youngest group in `selections`. `more_fates` did not fit into this decision. `timed_out`: the time of the poll
+    ended. `superseded`: a later poll has taken over, and this one brings nothing. The poll waited for `waited` seconds,
+    in which the selector computed for `select_seconds`. `resident_bytes` is the memory of the selector's process.
     """
 
     selections: list[Selection] = field(default_factory=list)
@@ -81,22 +81,22 @@ class SelectorCore:
         self.fate_counts: Counter[Fate] = Counter()
         self.ignored: Counter[str] = Counter()
         self._groups: dict[GroupId, GroupAssembler] = {}
-        self._position: dict[GroupId, int] = {}  # place of each in the order of issue
+        self._position: dict[GroupId, int] = {}  # in the order of issue
         self._unevaluated: dict[GroupId, None] = {}
         self._trainable: dict[GroupId, GroupEvaluation] = {}
         self._fates: deque[GroupFate] = deque()
         self._past: dict[GroupId, None] = {}
         self._instructions = Instructions()
         self._remaining_lengths = RemainingLengths()
-        self._basis: tuple[int, int] | None = None
+        self._evaluated_at: tuple[int, int] | None = None  # learner version and staleness of the last evaluations
         self._issued = 0
 
     def expect(self, group: GroupId, size: int, order: int | None = None) -> int:
-        """Announce a group of `size` rollouts before any of it is generated; shards of unknown groups are ignored.
+        """Announce a group of `size` rollouts before any of it is generated; shards of other groups are ignored.
 
-        Returns how many of them to issue now, from index 0; `instructions` asks for the rest. `order` is its place in the
-        order of issue (default: that of the calls). Raises ValueError for a size below 1, or a group that is already
-        expected or has had its fate (another attempt at a row has its own group id).
+        Returns how many of its rollouts to issue now, from index 0 on; `instructions` asks for the rest. `order` is the
+        group's position in the order of issue (default: that of the calls). Raises ValueError for a size below 1, or a
+        group that is expected already or has had its fate (another attempt at a row has its own group id).
         """
         group = GroupId(*group)
         if size < 1:
@@ -112,9 +112,10 @@ class SelectorCore:
         return first
 
     def add(self, shard: GroupShard) -> None:
-        """Take in a shard. Rollouts that are here already and shards of groups not expected are only counted.
+        """Add a shard. Rollouts that are here already, and shards of groups that are not expected, are only counted.
 
-        Raises `ShardError` for a shard that contradicts itself or its group.
+        Raises ShardError for a shard that contradicts itself or its group, ValueError for a reward outside the declared
+        range where groups are stopped early.
         """
         held = self._groups.get(shard.group)
         if held is None:
@@ -123,23 +124,24 @@ class SelectorCore:
         ignored = held.add(shard)
         if ignored:
             self.ignored["duplicate_rollouts"] += ignored
-        self._go_on(held)
+        self._advance(held)
 
     def mark_lost(self, worker: str) -> int:
-        """A worker is gone, and with it every finished rollout that it held: how many of groups not yet handed over.
+        """Mark every finished rollout that a dead worker held as lost, and return how many they are.
 
-        Rollouts that it had not reported are for the pool to report, as `lost` of a shard.
+        Rollouts of groups that have had their fate do not count. Those that the worker had not reported are reported by
+        the pool, as `lost` of a shard.
         """
         lost = 0
         for held in self._groups.values():
             gone = held.mark_lost(worker)
             if gone:
-                self._go_on(held)
+                self._advance(held)
             lost += gone
         return lost
 
     def cancel(self, groups: Iterable[GroupId]) -> list[GroupFate]:
-        """Give up groups that have no fate yet, and return those; later shards of them are ignored."""
+        """Give up groups, and return those that had no fate yet; later shards of them are ignored."""
         cancelled = []
         for group in groups:
             held = self._groups.get(group)
@@ -149,7 +151,7 @@ class SelectorCore:
         return cancelled
 
     def instructions(self) -> Instructions:
-        """What the generators are to do about groups that are out, since the last call."""
+        """Return what the generators are to do, since the last call."""
         instructions, self._instructions = self._instructions, Instructions()
         instructions.waves = [wave for wave in instructions.waves if wave.group in self._groups]
         instructions.abort = [
@@ -162,12 +164,12 @@ class SelectorCore:
         return bool(self._instructions)
 
     def ready(self, learner_version: int, staleness: int) -> tuple[int, int]:
-        """How many groups could be trained at this version, and how many fates wait to be reported.
+        """Evaluate what is new; return how many groups are trainable at this version, and how many fates wait.
 
-        Raises `RuleError` when the rule fails on a group; the group is held and the next call raises again.
+        Raises RuleError when the rule fails on a group; the group stays, and the next call raises again.
         """
-        if self._basis != (learner_version, staleness):
-            self._basis = (learner_version, staleness)
+        if self._evaluated_at != (learner_version, staleness):
+            self._evaluated_at = (learner_version, staleness)
             oldest = learner_version - staleness
             for group, evaluation in list(self._trainable.items()):
                 if evaluation.stats.n_stale or evaluation.stats.oldest_version < oldest:
@@ -178,7 +180,7 @@ class SelectorCore:
             evaluation = held.evaluate(self.policy, learner_version, staleness)
             del self._unevaluated[group]
             if self.policy.settling is not None:
-                self._estimate(held, evaluation)
+                self._estimate_saved(held, evaluation)
             if evaluation.selection is None:
                 self._fates.append(GroupFate(group, evaluation.fate, evaluation.stats))
                 self._finish(group, evaluation.fate)
@@ -187,18 +189,18 @@ class SelectorCore:
         return len(self._trainable), len(self._fates)
 
     def oldest_ready(self, want: int) -> int:
-        """How many of the `want` oldest groups without a fate are trainable (by the last call of `ready`)."""
+        """Return how many of the `want` oldest groups without a fate were trainable at the last `ready`."""
         return len(self._oldest_trainable(want))
 
     def collect(
         self, want: int, learner_version: int, staleness: int, *, partial: bool = True, oldest_only: bool = False
     ) -> Decision:
-        """Assemble a step: at most `want` selections, oldest group first, and the fates known.
+        """Assemble a step: at most `want` selections, oldest group first, and the fates that are known.
 
-        A rollout is trained only if learner_version - its first version <= staleness; the selection of each group is
-        made over those that pass. `partial=False` hands over all `want` or none; `oldest_only` takes none from beyond
-        the `want` oldest groups, so that a group of long rollouts is not overtaken. A group in `selections` has left
-        the selector.
+        A rollout is trained on only if learner_version - its first version <= staleness; a group's selection is made
+        among those. `partial=False` returns all `want` selections or none; `oldest_only` takes only from the `want`
+        oldest groups, so that a group of long rollouts is not overtaken. A group in `selections` has left the selector.
+        Raises RuleError as `ready` does.
         """
         self.ready(learner_version, staleness)
         if oldest_only:
@@ -225,14 +227,14 @@ class SelectorCore:
         return decision
 
     def expected(self) -> list[GroupId]:
-        """Groups without a fate, in the order of issue."""
+        """Return the groups without a fate, in the order of issue."""
         return sorted(self._groups, key=self._position.__getitem__)
 
     def _oldest_trainable(self, want: int) -> list[GroupId]:
         return [group for group in self.expected()[:want] if group in self._trainable]
 
-    def _estimate(self, held: GroupAssembler, evaluation: GroupEvaluation) -> None:
-        """Learn lengths from a group that ended by itself; say of one that was aborted what that saved."""
+    def _estimate_saved(self, held: GroupAssembler, evaluation: GroupEvaluation) -> None:
+        """Record the lengths of a group that ended by itself; estimate the tokens saved in one that was aborted."""
         lengths = held.lengths[held.holder >= 0]
         if not held.settled:
             self._remaining_lengths.record(lengths)
@@ -241,8 +243,8 @@ class SelectorCore:
             if saved is not None:
                 evaluation.stats.tokens_saved = saved
 
-    def _go_on(self, held: GroupAssembler) -> None:
-        """After news of a group: stop it, ask for its next portion, or evaluate it if it is complete."""
+    def _advance(self, held: GroupAssembler) -> None:
+        """After a change of a group: stop it, ask for its next wave, or evaluate it if it is complete."""
         settling = self.policy.settling
         if settling is not None and not held.settled:
             if settling.config.settle == "abort":
@@ -250,20 +252,20 @@ class SelectorCore:
                     held.settled = True
                     self._instructions.abort.append(held.group)
             elif held.complete and held.issued < held.size:
-                issue = settling.next_wave(held.size, held.issued, held.usable_rewards(self._oldest))
-                held.settled = not issue
-                if issue:
+                count = settling.next_wave(held.size, held.issued, held.usable_rewards(self._oldest))
+                held.settled = count == 0
+                if count:
                     self._trainable.pop(held.group, None)
                     length = held.stats().length_mean
-                    self._instructions.waves.append(Wave(held.group, held.issued, held.issued + issue, length))
-                    held.issued += issue
+                    self._instructions.waves.append(Wave(held.group, held.issued, held.issued + count, length))
+                    held.issued += count
         if held.complete:
             self._evaluate_again(held.group)
 
     @property
     def _oldest(self) -> int | None:
-        """The oldest version that the last step could train."""
-        return None if self._basis is None else self._basis[0] - self._basis[1]
+        """The oldest weight version that could be trained at the last evaluation; None before the first."""
+        return None if self._evaluated_at is None else self._evaluated_at[0] - self._evaluated_at[1]
 
     def _evaluate_again(self, group: GroupId) -> None:
         self._trainable.pop(group, None)
@@ -274,6 +276,6 @@ class SelectorCore:
         self._trainable.pop(group, None)
         self._unevaluated.pop(group, None)
         self._past[group] = None
-        if len(self._past) > REMEMBERED:
+        if len(self._past) > REMEMBERED_GROUPS:
             del self._past[next(iter(self._past))]
         self.fate_counts[fate] += 1

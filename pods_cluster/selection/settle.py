@@ -1,12 +1,13 @@
-"""When a group's selection can gain nothing more, although rollouts of it are unfinished.
+"""The settled condition: a group's selection can gain nothing more, although some of its rollouts are unfinished.
 
-`max_variance` with rewards in a known range [low, high]: the variance of m values in that range is greatest with
+For `max_variance` with rewards in a known range [low, high]: the variance of m values in that range is greatest with
 floor(m/2) of them at one end and ceil(m/2) at the other (Popoviciu's bound for m points). Once a group holds that
-many, whatever is still being generated is of no use. While it does not, one more reward at an end always raises the
-variance, since variance is strictly convex in each value: the condition is exact.
+many, no further rollout can help. Until then one more reward at an end always raises the variance, since variance is
+strictly convex in each value: the condition is exact.
 
-Two ways to use it. Aborting the unfinished rollouts favours short ones, which finish first. Waves issue n in
-portions, wait for each portion whole, and stop between them: what is trained on does not depend on length.
+There are two ways to use it. Aborting the unfinished rollouts favours short ones, which finish first. Waves issue the
+n rollouts in portions, wait for each whole portion, and stop between portions: what is trained on does not depend on
+length.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float64
 
 SettledCondition = Callable[..., bool]
-"""`(finished rewards, m, low, high, tolerance) -> bool`."""
+"""A function `(finished rewards, m, low, high, tolerance) -> bool`."""
 
 ROUNDING = 1e-9
-"""Share of the range by which a reward may miss an end and still lie at it: weighted sums of rewards are rounded."""
+"""Share of the range by which a reward may miss an end and still count as at it: weighted sums are rounded."""
 
 
 def check_range(low: float, high: float, tolerance: float = 0.0) -> None:
-    """Raises ValueError unless low < high are finite and 0 <= tolerance < (high - low) / 2."""
+    """Raise ValueError unless low < high are finite and 0 <= tolerance < (high - low) / 2."""
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         raise ValueError(f"reward range: [{low}, {high}] must be two finite numbers, the lower one first")
     if not 0 <= tolerance < (high - low) / 2:
@@ -35,13 +36,17 @@ def check_range(low: float, high: float, tolerance: float = 0.0) -> None:
 
 
 def is_settled(
-    rewards: NDArray[np.float64] | Sequence[float], m: int, low: float, high: float, tolerance: float = 0.0
+    rewards: Float64[np.ndarray, " finished"] | Sequence[float],
+    m: int,
+    low: float,
+    high: float,
+    tolerance: float = 0.0,
 ) -> bool:
     """Whether `max_variance` over the finished `rewards` can gain nothing from any further reward in [low, high].
 
-    NaN and infinite rewards do not count. A reward within `tolerance` of an end counts as that end; the kept variance
-    is then at least (1 - 2 tolerance / (high - low))^2 of the greatest possible. Raises ValueError for a bad range,
-    or a reward outside it: a range that does not hold would stop groups that could still gain.
+    NaN and infinite rewards do not count. A reward within `tolerance` of an end counts as at that end; the kept
+    variance is then at least (1 - 2 tolerance / (high - low))^2 of the greatest possible. Raises ValueError for a bad
+    range, or for a reward outside it: a wrong range would stop groups that could still gain.
     """
     check_range(low, high, tolerance)
     values = np.asarray(rewards, dtype=np.float64)
@@ -61,14 +66,14 @@ def is_settled(
 
 @dataclass(frozen=True, slots=True)
 class WaveDecision:
-    """After a portion: `issue` is the size of the next one (0: none); `settled` whether the group stopped early."""
+    """What follows a portion: `issue` is the size of the next one (0: none); `settled`: the group stopped early."""
 
     issue: int
     settled: bool
 
 
 def plan_waves(n: int, m: int, waves: int) -> tuple[int, ...]:
-    """Portions in which n rollouts are issued: near-equal, each at least 1, the first at least m (less cannot settle).
+    """Return the portions in which n rollouts are issued: near-equal, the first at least m (fewer cannot settle).
 
     Raises ValueError unless 2 <= m <= n and waves >= 1.
     """
@@ -88,7 +93,7 @@ def plan_waves(n: int, m: int, waves: int) -> tuple[int, ...]:
 def after_wave(
     portions: Sequence[int],
     issued: int,
-    rewards: NDArray[np.float64] | Sequence[float],
+    rewards: Float64[np.ndarray, " issued"] | Sequence[float],
     m: int,
     low: float,
     high: float,
@@ -96,10 +101,10 @@ def after_wave(
     tolerance: float = 0.0,
     condition: SettledCondition = is_settled,
 ) -> WaveDecision:
-    """What to do once all rollouts of the first portions, `issued` in sum, have come back (or failed).
+    """Decide how a group goes on once all rollouts of its first portions, `issued` in all, have come back or failed.
 
-    `rewards` holds every one of them, NaN where there is no valid reward: deciding on a part would favour the short.
-    Raises ValueError when `issued` is not the end of a portion or `rewards` are not as many.
+    `rewards` are those of every one of them, NaN where there is no valid reward: deciding on a part would favour short
+    rollouts. Raises ValueError when `issued` is not the end of a portion, or `rewards` are fewer or more.
     """
     ends = np.cumsum(portions)
     (at,) = np.nonzero(ends == issued)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float64, Int32, Int64
 
 from pods_cluster.config import SelectorConfig
 from pods_cluster.selection.settle import SettledCondition, after_wave, check_range, is_settled, plan_waves
@@ -40,19 +40,19 @@ class Settling:
         check_range(self.low, self.high, self.config.tolerance)
 
     def first_wave(self, size: int) -> int:
-        """How many rollouts of a group of `size` are issued at once."""
+        """Return how many rollouts of a group of `size` are issued first."""
         if self.config.settle != "waves" or self.config.keep > size:
             return size
         return _wave_sizes(size, self.config.keep, self.config.waves)[0]
 
-    def is_settled(self, rewards: NDArray[np.float64]) -> bool:
-        """Whether these rewards ([rollouts], NaN where there is none) settle the selection."""
+    def is_settled(self, rewards: Float64[np.ndarray, " rollouts"]) -> bool:
+        """Whether these rewards (NaN where there is none) settle the selection."""
         return bool(self.condition(rewards, self.config.keep, self.low, self.high, self.config.tolerance))
 
-    def next_wave(self, size: int, issued: int, rewards: NDArray[np.float64]) -> int:
-        """Size of the wave after the first `issued` rollouts of a group, which have all come back; 0: stop here.
+    def next_wave(self, size: int, issued: int, rewards: Float64[np.ndarray, " issued"]) -> int:
+        """Return the size of the wave after the first `issued` rollouts of a group; 0: stop here.
 
-        `rewards` are theirs ([issued], NaN where there is none).
+        All of them have come back or failed; `rewards` are theirs, NaN where there is none.
         """
         return after_wave(
             _wave_sizes(size, self.config.keep, self.config.waves),
@@ -107,18 +107,18 @@ class RemainingLengths:
     """
 
     def __init__(self) -> None:
-        self._groups: deque[NDArray[np.int32]] = deque(maxlen=REMEMBERED_GROUPS)
-        self._sorted: NDArray[np.int64] | None = None
-        self._tail_sums: NDArray[np.int64] | None = None  # [rollouts + 1]: sum of `_sorted` from each position on
+        self._groups: deque[Int32[np.ndarray, " rollouts"]] = deque(maxlen=REMEMBERED_GROUPS)
+        self._sorted: Int64[np.ndarray, " lengths"] | None = None
+        self._tail_sums: Int64[np.ndarray, " positions"] | None = None  # sum of `_sorted` from each on
 
-    def record(self, lengths: NDArray[np.int32]) -> None:
-        """Remember all lengths (tokens, [rollouts]) of a group that ended by itself."""
+    def record(self, lengths: Int32[np.ndarray, " rollouts"]) -> None:
+        """Remember all lengths (in tokens) of a group that ended by itself."""
         if len(lengths):
             self._groups.append(lengths)
             self._sorted = None
 
-    def expected_tokens(self, generated: NDArray[np.int32]) -> float | None:
-        """Tokens that rollouts aborted after `generated` tokens ([rollouts]) would still have generated, summed.
+    def expected_tokens(self, generated: Int32[np.ndarray, " aborted"]) -> float | None:
+        """Estimate the tokens that rollouts aborted after `generated` tokens would still have generated, summed.
 
         A rollout longer than any remembered counts as finished. None while no group is remembered.
         """
