@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import os
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.heavy import HEAVY_IMPORTS, UNIT_OF, UNITS
+
 if TYPE_CHECKING:
+    from tests.ray_cluster import RayCluster
     from tests.tiny_run import Made
 
+ROOT = Path(__file__).parents[1]
+
+# Processes that a test starts find this code and these tests.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("PODS_STRICT_METRICS", "1")
 # Ray would start an idle process for each CPU slot of a cluster, but an actor with environment variables of its own, as
 # workers and ranks have them, gets another one.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -19,14 +28,50 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_handles_left_behind() -> Iterator[None]:
-    """Ray gives the actors of a process's next cluster the ids of the last one: a handle from there that is collected
-    late would end its namesake. This is set up first and so runs last, when the module's cluster is gone.
-    """
-    yield
-    gc.collect()
-    gc.freeze()  # what is left is imports for the most part; the next module's collection need not walk them again
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pure", action="store_true", help="leave out the modules of tests/heavy.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A heavy module is not imported either."""
+    return True if config.getoption("pure") and _module(collection_path) in UNIT_OF else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: UNIT_OF.get(_module(item.path), len(UNITS)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("pure") and (found := sorted(set(HEAVY_IMPORTS) & set(sys.modules))):
+        pytest.exit(f"a pure test imported {', '.join(found)}: its module belongs into tests/heavy.py", returncode=1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `-n`: each process takes the next unit, the longest first."""
+    from tests.units import Units
+
+    return Units(config, log)
+
+
+def _module(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    from tests.ray_cluster import RayCluster
+
+    ray_cluster = RayCluster()
+    yield ray_cluster
+    ray_cluster.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster: RayCluster) -> None:
+    """Ray is up. Actors live until their test ends them; names are those of the test's run."""
+    ray_cluster.use()
 
 
 @pytest.fixture(scope="session")

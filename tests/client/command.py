@@ -11,7 +11,11 @@ def pods(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pods_cluster.client.cli", *arguments]
 
 
+def environment() -> dict[str, str]:
+    """This process's, without what would lead the command to another cluster than its own."""
+    return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+
+
 def run(*command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PODS_STRICT_METRICS": "1", "COLUMNS": "160"}
-    environment.pop("RAY_ADDRESS", None)
-    return subprocess.run(pods(*command), capture_output=True, text=True, timeout=timeout, env=environment, check=False)
+    env = {**environment(), "COLUMNS": "160"}
+    return subprocess.run(pods(*command), capture_output=True, text=True, timeout=timeout, env=env, check=False)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
-from tests.client.command import pods, run
+from tests.client.command import environment, pods, run
 from tests.tiny_run import Made
 
 SETTINGS = [
@@ -42,10 +42,8 @@ def arguments(made: Made, runs: Path, name: str) -> list[str]:
 
 def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
     """Start a run, send Ctrl-C when its metrics reach `step`, and wait for its end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("RAY_ADDRESS", None)
     with subprocess.Popen(
-        pods(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        pods(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
     ) as process:
         deadline = time.monotonic() + 240
         metrics = folder / "metrics.jsonl"

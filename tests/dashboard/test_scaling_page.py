@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import ray
 
-from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.client.run_handle import controls_of
 from pods_cluster.config import load_config
@@ -24,7 +22,6 @@ from tests.dashboard.test_page import CHROMIUM, browser, page, until  # noqa: F4
 from tests.tiny_run import Made, made_in
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; apt-get install chromium")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 CURVE = "document.querySelector('[data-chart=reward] .js-plotly-plot')?.data?.[0].x"
 
 
@@ -34,27 +31,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def run(made: Made, tmp_path: Path) -> Iterator[Any]:
-    """A run without end, alive on a Ray cluster of its own; its result."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        if ray.is_initialized():
-            pytest.skip("another cluster is up in this process")
-        ray.init("local", num_cpus=4, namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
-        settings = [
-            "generator.engine=paced",
-            "generator.engine_options={tokens_per_second: 600, shortest: 4, longest: 12}",
-            "generator.rollouts_per_prompt=8",
-            "selector.no_signal=keep",
-            "learner.prompts_per_step=4",
-            "run.name=live",
-            "run.steps=100000",
-            "run.eval.every=0",
-            "run.export=false",
-        ]
-        controller = start_controller(load_config(CONFIG, [*made.overrides(tmp_path), *settings]), resume=False)
-        yield controller.run.remote()
-        ray.shutdown()
+def run(cluster: None, made: Made, tmp_path: Path) -> Iterator[Any]:
+    """A run without end that is alive; its result."""
+    settings = [
+        "generator.engine=paced",
+        "generator.engine_options={tokens_per_second: 600, shortest: 4, longest: 12}",
+        "generator.rollouts_per_prompt=8",
+        "selector.no_signal=keep",
+        "learner.prompts_per_step=4",
+        "run.name=live",
+        "run.steps=100000",
+        "run.eval.every=0",
+        "run.export=false",
+    ]
+    controller = start_controller(load_config(CONFIG, [*made.overrides(tmp_path), *settings]), resume=False)
+    yield controller.run.remote()
+    ray.kill(controller)  # and with it all that it started
 
 
 def test_a_run_is_scaled_and_stopped_from_the_page(page: Any, run: Any, tmp_path: Path) -> None:  # noqa: F811

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from transformers import (
     Gemma2Config,
@@ -133,33 +132,3 @@ def make_config(model_folder: str) -> Callable[..., Config]:
         )
 
     return make
-
-
-def start_ray(attempts: int = 3) -> None:
-    """Ray gives its own start 30 seconds, which a busy machine may not keep."""
-    for attempt in range(attempts):
-        try:
-            ray.init(
-                address="local",
-                num_cpus=4,
-                include_dashboard=False,
-                log_to_driver=False,
-                namespace="pods",
-                logging_level="error",
-            )
-            return
-        except Exception:
-            ray.shutdown()
-            if attempt == attempts - 1:
-                raise
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A local Ray cluster of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        start_ray()
-        yield
-        ray.shutdown()

@@ -17,6 +17,7 @@ from pods_cluster.learning.learner_group import LearnerError, LearnerGroup, Resi
 from pods_cluster.types import GroupId, Locator
 from tests.learning.support import WORKER, OneBigBatch, config_for, make_step, true_log_probs
 from tests.learning.test_trainer import assert_same_parameters
+from tests.ray_cluster import RayCluster
 
 PROBE = [((4, 5, 6), (7, 8, 9)), ((4, 5), (10, 11, 2))]
 
@@ -37,25 +38,8 @@ class Holder:
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    env = {"RAY_AUTH_MODE": "disabled", "RAY_DISABLE_IMPORT_WARNING": "1"}
-    before = {name: os.environ.get(name) for name in env}
-    os.environ.update(env)
-    # actors must find this package and these tests wherever pytest was started
-    ray.init(
-        address="local",
-        num_cpus=4,
-        num_gpus=2,  # that nobody computes on: where processes are put
-        namespace="pods",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
-    )
-    yield
-    ray.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+def cluster(ray_cluster: RayCluster) -> None:
+    ray_cluster.use(cards=2)  # where processes are put
 
 
 @pytest.fixture

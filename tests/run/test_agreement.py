@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,6 @@ from pods_cluster.types import GroupId, Prompt, SamplingParams
 from pods_cluster.weights.broadcast import Broadcaster
 from pods_cluster.weights.fingerprint import difference
 from tests.tiny_run import Made
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ray.init(address="local", num_cpus=8, namespace="pods", include_dashboard=False, logging_level="error")
-    yield
-    ray.shutdown()
 
 
 class Generators:

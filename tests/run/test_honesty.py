@@ -11,7 +11,7 @@ import pytest
 
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.quickstart.warm_start import WarmStart, prepare
-from tests.client.command import pods
+from tests.client.command import environment, pods
 
 STEPS = 25
 RIGHT = "eval/rewards/exact_match/mean"
@@ -30,14 +30,12 @@ def start(cache: Path, runs: Path, name: str, *overrides: str) -> subprocess.Pop
         "run.checkpoint.every=0",
         "learner.schedule=constant",
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
         pods("train", "--plain", str(CONFIG), *places, *overrides),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=environment(),
     )
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import pytest
-import ray
 
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.client.driver import train
@@ -18,14 +14,7 @@ from tests.tiny_run import Made
 STEPS, PROMPTS, N, M = 4, 4, 16, 4
 
 
-def test_settled_groups_are_aborted_in_a_run_with_overlap(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("PODS_STRICT_METRICS", "1")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
+def test_settled_groups_are_aborted_in_a_run_with_overlap(cluster: None, made: Made, tmp_path: Path) -> None:
     config = load_config(
         CONFIG,
         [
@@ -56,7 +45,6 @@ def test_settled_groups_are_aborted_in_a_run_with_overlap(
             "cluster.address=local",
         ],
     )
-    assert not ray.is_initialized()
     summary = train(config, live=False)
     records = [record for record in RunFolder.open(tmp_path / "settled").read_metrics() if record["step"]]
     assert len(records) == STEPS

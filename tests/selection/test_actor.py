@@ -23,17 +23,6 @@ MIXED = [1.0, 0.0, 1.0, 0.0]
 DEADLINE = 60
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="pods")
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def start(cluster: None) -> Iterator[Any]:
     actors = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,6 @@ from tests.tiny_run import Made
 
 NAME = "scaled"
 GROUPS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PODS_STRICT_METRICS", "1")
-        ray.init(
-            "local",
-            num_cpus=6,
-            namespace=NAMESPACE,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-        )
-        yield
-        ray.shutdown()
 
 
 def wait_for(what: str, check: Any, seconds: float = 150.0) -> Any:
@@ -104,6 +86,7 @@ def test_a_run_changes_its_pools_while_it_goes_on(cluster: None, made: Made, tmp
     ray.get(controller.stop.remote("enough"))
     summary = ray.get(done, timeout=120)
     assert summary.status == "stopped"
+    ray.kill(controller)
     assert not (folder.path / LIVE_FILE).exists()
 
     records = {record["step"]: record for record in folder.read_metrics()}

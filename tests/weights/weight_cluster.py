@@ -51,6 +51,12 @@ class Cluster:
         _, pid = self.taken.pop(name)
         os.kill(pid, signal.SIGKILL)  # a stopped process takes no other
 
+    def close(self) -> None:
+        for _, pid in [*self.idle, *self.taken.values()]:
+            os.kill(pid, signal.SIGKILL)
+        for rank in self.learner:
+            ray.kill(rank)
+
     def give_back(self, *, spent: tuple[str, ...] = ()) -> None:
         for name in spent:
             self.kill(name)

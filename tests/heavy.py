@@ -1,0 +1,56 @@
+"""The test modules that take more than a moment, and which of them stay together.
+
+`make check` leaves them out (`pytest --pure`): they start Ray, vLLM, DeepSpeed, a browser or processes of their own, or
+compute for seconds. All other modules are pure, and no one of them may start to import what is named in `HEAVY_IMPORTS`.
+Two processes share the whole suite: a unit is what one of them runs without a break, because its modules share something
+that is slow to make. The longest come first, so that both processes end at about the same time.
+"""
+
+from __future__ import annotations
+
+HEAVY_IMPORTS = ("deepspeed", "vllm", "playwright")
+
+UNITS: tuple[tuple[str, ...], ...] = (
+    # one engine in this process for each model
+    (
+        "generation/engines/vllm/test_engine.py",
+        "generation/engines/vllm/test_adapter.py",
+        "generation/engines/vllm/test_direct_load.py",
+        "generation/engines/vllm/test_scheduler.py",
+    ),
+    ("client/test_command.py",),
+    ("run/test_honesty.py",),
+    ("learning/test_learner_group.py",),
+    ("generation/test_pool.py",),
+    # a process group of one rank in this process, and one pair of ranks beside it
+    ("learning/test_resharding.py", "learning/test_two_ranks.py", "learning/test_trainer.py"),
+    ("run/test_agreement.py",),
+    ("generation/engines/vllm/test_tensor_parallel.py",),
+    ("generation/engines/vllm/test_process.py",),
+    # one set of ranks and workers
+    ("weights/test_broadcaster.py", "weights/test_relay.py"),
+    ("client/test_jobs.py",),
+    ("sizing/test_live_scaling.py",),
+    ("run/test_settled_run.py",),
+    # one browser
+    ("dashboard/test_page.py", "dashboard/test_scaling_page.py"),
+    ("scoring/test_scorer_pool.py",),
+    ("sizing/test_autoscaler.py",),
+    ("generation/engines/builtin/test_engine.py",),
+    ("selection/test_actor.py",),
+    ("weights/test_transfer.py",),
+    ("config/test_shipped.py",),
+    ("analysis/test_result_files.py",),
+    ("generation/engines/builtin/test_merge_adapter.py",),
+    ("dashboard/test_live.py",),
+    ("scoring/test_gold_of_datasets.py",),
+    ("generation/engines/builtin/test_weights.py",),
+    ("telemetry/test_recorder.py",),
+    ("analysis/test_gsm8k.py",),
+    ("telemetry/test_curves.py",),
+    ("dashboard/test_fuzz.py",),
+    ("client/test_imports.py",),
+    ("run/test_unwatched.py",),
+    ("run/test_laws.py",),
+)
+UNIT_OF = {f"tests/{module}": place for place, unit in enumerate(UNITS) for module in unit}
