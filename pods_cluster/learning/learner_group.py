@@ -184,10 +184,14 @@ class LearnerGroup(RankActors):
         await self.start()
         await self.load(folder)
 
-    async def export(self, path: Path) -> None:
-        """Write the model in Hugging Face format (with LoRA: merged, and the adapter below `adapter/`)."""
+    async def export(self, path: Path) -> list[str]:
+        """Write the model in Hugging Face format (with LoRA: merged, and the adapter below `adapter/`).
+
+        Returns what people should know of it: settings that had to be changed to be saved.
+        """
         calls = [rank.export.remote(str(Path(path).absolute())) for rank in self.handles]
-        await self._call_all(calls, self.config.learner.step_timeout, "export")
+        notes: list[list[str]] = await self._call_all(calls, self.config.learner.step_timeout, "export")
+        return [note for each in notes for note in each]
 
     async def memory(self) -> list[RankMemory]:
         """Memory of each rank, rank 0 first."""

@@ -191,11 +191,11 @@ class LearnerRank:
 
         rank_checkpoint.load(self.trainer, Path(folder), self.world_size)
 
-    def export(self, folder: str) -> None:
-        """Write the model in Hugging Face format (rank 0 writes; all ranks call it)."""
+    def export(self, folder: str) -> list[str]:
+        """Write the model in Hugging Face format (rank 0 writes; all ranks call it). Returns notes for people."""
         from pods_cluster.learning.model_export import export
 
-        export(self.trainer, Path(folder))
+        return export(self.trainer, Path(folder))
 
     def memory(self) -> RankMemory:
         """Memory that this rank holds."""
