@@ -74,6 +74,8 @@ class PromptStream:
         """Epoch of the next fresh row."""
         self.served = 0
         """Prompts handed out, less those given back."""
+        self.taken = 0
+        """Prompts handed out by this object, those served again counted again."""
         self.dropped = 0
         """Over-long prompts met so far; the same row counts once in each epoch."""
         self.failed = 0
@@ -100,6 +102,11 @@ class PromptStream:
         return self._position
 
     @property
+    def epochs(self) -> float:
+        """Passes over the rows so far, the present one as a fraction."""
+        return self.epoch + self._position / len(self)
+
+    @property
     def returned(self) -> int:
         """Prompts that were given back and wait to be served again."""
         return len(self._returned)
@@ -120,6 +127,7 @@ class PromptStream:
             self._returned.extendleft((prompt.epoch, prompt.row) for prompt in reversed(taken))
             raise
         self.served += count
+        self.taken += count
         return taken
 
     def give_back(self, prompts: Iterable[Prompt | GroupId]) -> None:

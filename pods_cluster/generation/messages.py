@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from pods_cluster.generation.engine import EngineStats
 from pods_cluster.scoring.scorer_stats import ScorerStats
+from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import GroupId, Prompt, RolloutRequest, SamplingParams
 
 
@@ -100,8 +101,9 @@ class WorkerStats:
 
     `stored` rollouts (`stored_tokens` completion tokens) are finished and neither taken nor dropped; `scoring` ones
     wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while generating
-    (see `RateMeter`). `occupied_seconds` is how long rollouts were in the engine or at the scorers, `stalled_seconds`
-    how long a busy engine has not finished one. `error` is what ended it.
+    (see `RateMeter`). `occupied_seconds` is how long rollouts were in the engine or at the scorers,
+    `only_scoring_seconds` how long at the scorers alone, `stalled_seconds` how long a busy engine has not finished one.
+    `error` is what ended it.
     """
 
     name: str
@@ -121,6 +123,8 @@ class WorkerStats:
     stalled_seconds: float
     occupied_seconds: float
     error: str | None
+    only_scoring_seconds: float = 0.0
+    memory: ProcessMemory = field(default_factory=ProcessMemory)
 
 
 @dataclass(slots=True)

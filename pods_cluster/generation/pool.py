@@ -146,7 +146,9 @@ class GeneratorPool(PoolMembers):
         """Every worker that answers; counts are those since the last call."""
         workers, last = await self._all_stats(), self._last
         before = counters(last)
-        since: Counter[str] = Counter({"generator/replaced": self._replaced, "generator/preemptions": 0})
+        since: Counter[str] = Counter(
+            {"generator/replaced": self._replaced, "generator/preemptions": 0, "tokens/prompt": 0}
+        )
         for name, counts in counters(workers).items():
             since.update(counts - before.get(name, Counter()))
         seconds, self._asked_at = time.monotonic() - self._asked_at, time.monotonic()
@@ -162,6 +164,7 @@ class GeneratorPool(PoolMembers):
             seconds=seconds,
             busy_seconds=grown(lambda stats: stats.engine.busy_seconds),
             occupied_seconds=grown(lambda stats: stats.occupied_seconds),
+            only_scoring_seconds=grown(lambda stats: stats.only_scoring_seconds),
         )
 
     # Within.

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pods_cluster.generation.messages import WorkerStats
+from pods_cluster.telemetry.process_memory import largest_memory
 
 
 @dataclass(slots=True)
 class PoolStats:
     """Every worker that answered, and counts since the last time they were read: `generated_tokens` in `seconds`, of
     which the engines, taken together, computed for `busy_seconds`, and they or the scorers had something for
-    `occupied_seconds`."""
+    `occupied_seconds`, the scorers alone for `only_scoring_seconds`."""
 
     workers: dict[str, WorkerStats]
     since: Mapping[str, int] = field(default_factory=dict)
@@ -21,6 +22,7 @@ class PoolStats:
     seconds: float = 0.0
     busy_seconds: float = 0.0
     occupied_seconds: float = 0.0
+    only_scoring_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -58,7 +60,9 @@ class PoolStats:
             "generator/kv_cache_usage": sum(stats.engine.kv_cache_usage for stats in workers) / count,
             "scoring/seconds_mean": sum(stats.scoring_seconds_mean for stats in workers) / count,
             "scoring/seconds_max": max((stats.scoring_seconds_max for stats in workers), default=0.0),
+            "timing_s/score": self.only_scoring_seconds / count,
         }
+        values |= largest_memory(stats.memory for stats in workers).metrics("generator")
         return values | {name: float(value) for name, value in self.since.items()}
 
 
@@ -66,7 +70,9 @@ def counters(workers: Mapping[str, WorkerStats]) -> dict[str, Counter[str]]:
     """Each worker's counts since its start, by metric name."""
     result: dict[str, Counter[str]] = {}
     for name, stats in workers.items():
-        counts: Counter[str] = Counter({"generator/preemptions": stats.engine.preemptions})
+        counts: Counter[str] = Counter(
+            {"generator/preemptions": stats.engine.preemptions, "tokens/prompt": stats.engine.prompt_tokens}
+        )
         if stats.scorers is not None:
             counts["scoring/restarts"] = stats.scorers.restarts
             for reward, kinds in stats.scorers.failures.items():

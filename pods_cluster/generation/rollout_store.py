@@ -18,6 +18,7 @@ class _Group:
     size: int
     pending: set[int]
     wanted: set[int]
+    scoring: set[int] = field(default_factory=set)
     rollouts: dict[int, Rollout] = field(default_factory=dict)
 
 
@@ -33,6 +34,8 @@ class RolloutStore:
         self._pending = 0
         self._since = 0.0
         self._occupied = 0.0
+        self._scoring = 0
+        self._only_scoring = 0.0
         self.stored = 0
         self.stored_tokens = 0
 
@@ -41,6 +44,13 @@ class RolloutStore:
         """How long, in all, at least one rollout was pending."""
         with self._changed:
             return self._occupied + (time.monotonic() - self._since if self._pending else 0.0)
+
+    @property
+    def only_scoring_seconds(self) -> float:
+        """How long, in all, rollouts were pending and every one of them was at the scorers, none in the engine."""
+        with self._changed:
+            now_too = 0 < self._scoring == self._pending
+            return self._only_scoring + (time.monotonic() - self._since if now_too else 0.0)
 
     def expect(self, requests: Sequence[GroupRequest]) -> None:
         """Open groups, or more indices of open ones. Raises GeneratorError for an index that is there already."""
@@ -53,7 +63,7 @@ class RolloutStore:
             for request in requests:
                 group = self._groups.setdefault(request.group, _Group(request.prompt, request.size, set(), set()))
                 group.pending.update(request.indices)
-                self._come_or_go(len(request.indices))
+                self._change_pending(len(request.indices))
                 group.wanted.update(request.indices)
 
     def forget(self, requests: Sequence[GroupRequest]) -> None:
@@ -61,7 +71,7 @@ class RolloutStore:
         with self._changed:
             for request in requests:
                 if (group := self._groups.get(request.group)) is not None:
-                    self._come_or_go(-len(group.pending.intersection(request.indices)))
+                    self._change_pending(-len(group.pending.intersection(request.indices)))
                     group.pending.difference_update(request.indices)
                     group.wanted.difference_update(request.indices)
                     self._tidy(request.group)
@@ -72,6 +82,14 @@ class RolloutStore:
             group = self._groups.get(rollout.group)
             return group.prompt if group is not None and rollout.index in group.wanted else None
 
+    def begin_scoring(self, rollout: Rollout) -> None:
+        """A pending rollout has left the engine for the scorers."""
+        with self._changed:
+            group = self._groups.get(rollout.group)
+            if group is not None and rollout.index in group.pending - group.scoring:
+                group.scoring.add(rollout.index)
+                self._change_pending(0, scoring=1)
+
     def settle(self, rollout: Rollout) -> int | None:
         """A finished rollout is no longer pending, and held if it is wanted: returns its group's size, else None."""
         with self._changed:
@@ -79,7 +97,8 @@ class RolloutStore:
             if group is None or rollout.index not in group.pending:
                 return None
             group.pending.discard(rollout.index)
-            self._come_or_go(-1)
+            self._change_pending(-1, scoring=-1 if rollout.index in group.scoring else 0)
+            group.scoring.discard(rollout.index)
             held = rollout.index in group.wanted
             if held:
                 group.rollouts[rollout.index] = rollout
@@ -151,11 +170,13 @@ class RolloutStore:
         if rollout is not None:
             self._count(rollout, -1)
 
-    def _come_or_go(self, pending: int) -> None:
+    def _change_pending(self, pending: int, scoring: int = 0) -> None:
         now = time.monotonic()
         if self._pending:
             self._occupied += now - self._since
-        self._pending, self._since = self._pending + pending, now
+            if self._scoring == self._pending:
+                self._only_scoring += now - self._since
+        self._pending, self._scoring, self._since = self._pending + pending, self._scoring + scoring, now
 
     def _count(self, rollout: Rollout, sign: int) -> None:
         self.stored += sign

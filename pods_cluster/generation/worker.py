@@ -19,6 +19,7 @@ from pods_cluster.generation.messages import EvalRow, GeneratorError, GroupReque
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.reporter import Reporter
 from pods_cluster.generation.rollout_store import RolloutStore
+from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
 from pods_cluster.weights.relay_plan import Place
@@ -246,6 +247,8 @@ class GeneratorWorker:
             stalled_seconds=self._engine.stalled_seconds,
             occupied_seconds=self._store.occupied_seconds,
             error=self._error or self._engine.describe_error(),
+            only_scoring_seconds=self._store.only_scoring_seconds,
+            memory=process_memory(),
         )
 
     def _check(self) -> None:
@@ -277,6 +280,7 @@ class GeneratorWorker:
             elif (prompt := self._store.prompt(rollout)) is None:
                 self._store.settle(rollout)
             if prompt is not None:
+                self._store.begin_scoring(rollout)
                 wanted.append((rollout, prompt))
         if wanted:
             finisher.add(wanted)

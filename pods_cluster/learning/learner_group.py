@@ -16,6 +16,7 @@ from pods_cluster.learning.reports import FetchReport, RankMemory, RankResult, S
 from pods_cluster.learning.schedule import learning_rate
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
 from pods_cluster.learning.step_plan import PlanSettings, StepPlan, plan_step
+from pods_cluster.telemetry.process_memory import largest_memory
 from pods_cluster.types import Selection
 
 if TYPE_CHECKING:
@@ -79,10 +80,11 @@ class LearnerGroup(RankActors):
             plan = plan.without({rollout.locator for rollout in missing})
         fetched = time.monotonic()
         metrics: dict[str, float] = {}
-        busy = update_seconds = 0.0
+        results: list[RankResult] = []
+        update_seconds = 0.0
         updates = len(plan.ranks[0].updates)
         if updates:
-            metrics, busy = await self._update(plan, step)
+            metrics, results = await self._update(plan, step)
             update_seconds = time.monotonic() - fetched
         else:
             await self._call_all(
@@ -101,12 +103,13 @@ class LearnerGroup(RankActors):
             updates=updates,
             fetch_seconds=fetched - began,
             update_seconds=update_seconds,
-            busy_seconds=busy,
+            busy_seconds=max((result.seconds for result in results), default=0.0),
+            memory=largest_memory(result.memory for result in results),
             missing=missing,
         )
 
-    async def _update(self, plan: StepPlan, step: int) -> tuple[dict[str, float], float]:
-        """The step's metrics by registry name, and the slowest rank's seconds."""
+    async def _update(self, plan: StepPlan, step: int) -> tuple[dict[str, float], list[RankResult]]:
+        """The step's metrics by registry name, and what each rank measured."""
         learner = self.config.learner
         rate = learning_rate(
             step,
@@ -135,7 +138,7 @@ class LearnerGroup(RankActors):
             "learner/microbatches": float(results[0].microbatches),
             "learner/padding_share": 1.0 - sum(result.real_tokens for result in results) / max(padded, 1),
         }
-        return metrics, max(result.seconds for result in results)
+        return metrics, results
 
     async def score(self, sequences: Sequence[TokenPair], temperature: float) -> list[list[float]]:
         """Log-probabilities of (prompt ids, completion ids) pairs under the learner's weights."""

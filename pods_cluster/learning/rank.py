@@ -14,6 +14,7 @@ import ray
 
 from pods_cluster.config import Config
 from pods_cluster.learning.reports import FetchReport, RankInfo, RankMemory, RankResult
+from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import Locator, Rollout
 from pods_cluster.weights.relay_plan import Place
 
@@ -119,7 +120,9 @@ class LearnerRank:
     def train(self, plan: RankPlan, learning_rate: float) -> RankResult:
         """Train this rank's part of the plan, then drop the rollouts. Collective."""
         try:
-            return self.trainer.train(plan, self._rollouts, learning_rate)
+            result = self.trainer.train(plan, self._rollouts, learning_rate)
+            result.memory = process_memory()
+            return result
         finally:
             self._rollouts.clear()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pods_cluster.learning.step_metrics import TokenStats
+from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import GroupId, Locator
 
 
@@ -57,7 +58,7 @@ class StepResult:
     `trained_tokens` are completion tokens in the loss, `total_tokens` count prompts too. `metrics` are for the record,
     by the names of the metric registry. `fetch_seconds` is the time until all ranks had their rollouts,
     `update_seconds` that of all forward and backward passes and optimiser steps, and `busy_seconds` what the slowest
-    rank needed of the latter.
+    rank needed of the latter. `memory` is the largest of the ranks'.
     """
 
     metrics: Mapping[str, float]
@@ -72,6 +73,7 @@ class StepResult:
     fetch_seconds: float
     update_seconds: float
     busy_seconds: float = 0.0
+    memory: ProcessMemory = field(default_factory=ProcessMemory)
     missing: list[MissingRollout] = field(default_factory=list)
 
 
@@ -92,7 +94,8 @@ class FetchReport:
 class RankResult:
     """Result of one rank's part of a step: statistics over its tokens, and its gradient norms (equal on every rank).
 
-    `padded_tokens` were computed, `real_tokens` of them belong to a prompt or completion.
+    `padded_tokens` were computed, `real_tokens` of them belong to a prompt or completion. `memory` is that of the rank's
+    process after the step.
     """
 
     stats: TokenStats = field(default_factory=TokenStats)
@@ -103,6 +106,7 @@ class RankResult:
     real_tokens: int = 0
     largest_microbatch: int = 0
     seconds: float = 0.0
+    memory: ProcessMemory = field(default_factory=ProcessMemory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pods_cluster.sizing.idle import IdleShare, tokens_per_second
 from pods_cluster.sizing.moves import Sizes
 from pods_cluster.sizing.scaler import Scaler
 from pods_cluster.sizing.step_measurement import StepMeasurement
+from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.telemetry.recorder import Level, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import SampleGroup
@@ -65,6 +66,8 @@ class Run:
         self.step = 0
         self.version = 0
         self.seconds = 0.0
+        self.trained_tokens = 0
+        """Prompt and completion tokens that the learner has trained on."""
         self.stop_reason: str | None = None
         self.idle = IdleShare()
         self.balancer = Balancer(config)
@@ -112,6 +115,7 @@ class Run:
         self.assembler.size = self.balancer.rollouts
         self.step, self.version = int(state["step"]), int(state["version"])
         self.seconds = float(state.get("seconds", 0.0))
+        self.trained_tokens = int(state.get("trained_tokens", 0))
         self._saved_at = self.step
         self._notice("resumed", f"continuing from {path.name}: step {self.step}, weight version {self.version}")
 
@@ -134,6 +138,7 @@ class Run:
     async def _one_step(self) -> None:
         clock = StageClock()
         tally = Tally()
+        taken, dropped = self.stream.taken, self.stream.dropped
         with clock("scale"):
             await self.scaler.at_boundary(self.version)
         in_flight = len(self.ledger.out)
@@ -164,7 +169,12 @@ class Run:
         values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
         values["weights/version"] = self.version
         values["groups/in_flight"] = len(self.ledger.out)
-        values["data/prompts_dropped_overlong"] = self.stream.dropped
+        values |= {
+            "epoch": self.stream.epochs,
+            "num_tokens": self.trained_tokens,
+            "data/prompts_served": self.stream.taken - taken,
+            "data/prompts_dropped_overlong": self.stream.dropped - dropped,
+        } | process_memory().metrics("controller")
         stats = await self.pool.stats()
         step = self._measured(seconds, clock, tally, result, stats)
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(step)
@@ -225,6 +235,8 @@ class Run:
             "timing_s/fetch": result.fetch_seconds,
             "timing_s/update": result.update_seconds,
         }
+        values |= result.memory.metrics("learner")
+        self.trained_tokens += result.total_tokens
         if result.trained_rollouts:
             self.version += 1
             with clock("publish"):
@@ -324,6 +336,7 @@ class Run:
             "step": self.step,
             "version": self.version,
             "seconds": self.seconds,
+            "trained_tokens": self.trained_tokens,
             "seed": self.config.run.seed,
             # groups that are out now are not trained in this state: its stream serves their prompts again
             "stream": self.stream.state(list(self.assembler.out.values())),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import Fate, Selection
 
 
@@ -105,8 +106,7 @@ class Tally:
             "groups/overtaken": self.overtaken,
             "groups/queued": self.queued,
             "timing_s/select": self.select_seconds,
-            "memory/selector/rss": self.selector_bytes or math.nan,
-        }
+        } | ProcessMemory(self.selector_bytes).metrics("selector")
         for fate in Fate:
             values[f"groups/{fate.value}"] = self.fates[fate]
         scored = [group for group in everyone if math.isfinite(group.reward_mean)]

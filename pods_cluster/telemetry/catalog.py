@@ -12,8 +12,8 @@ from pods_cluster.types import Fate
 
 GAUGE, COUNT, COUNTER = Kind.GAUGE, Kind.COUNT, Kind.COUNTER
 
-STAGES = ("generate", "score", "select", "fetch", "update", "publish", "eval", "checkpoint")
-"""The stages of a step in the order in which a rollout passes them; each has a `timing_s/<stage>`."""
+STAGES = ("generate", "fetch", "update", "publish", "eval", "checkpoint")
+"""The stages of a step in their order; each has a `timing_s/<stage>`. Scoring and selection are parts of `generate`."""
 
 _RUN = (
     Metric("step", "steps", "Learner step that the record belongs to; 0 is before the first update.", COUNTER),
@@ -94,7 +94,9 @@ _FLOW = (
         "rollouts not issued, expected remainders of aborted ones (too high where prompts differ in length).",
         COUNT,
     ),
-    Metric("tokens/prompt", "tokens", "Prompt tokens that the engines read.", COUNT),
+    Metric(
+        "tokens/prompt", "tokens", "Prompt tokens of the requests that the engines began, evaluations included.", COUNT
+    ),
     Metric("tokens/trained", "tokens", "Completion tokens in applied optimiser steps.", COUNT),
     Metric("num_tokens", "tokens", "Prompt and completion tokens that the learner has trained on.", COUNTER, "TRL"),
     Metric("rollout_to_update_ratio", "ratio", "rollouts/scored ÷ rollouts/trained of the step."),
@@ -119,7 +121,7 @@ _GROUPS = (
     Metric("groups/overtaken", "groups", "Groups left behind by younger ones in the step's assembly."),
     Metric("groups/in_flight", "groups", "Groups that hold a place in the staleness ledger at the step's end."),
     Metric("groups/queued", "groups", "Complete groups that were left in the selector when the step was assembled."),
-    Metric("data/prompts_served", "prompts", "Prompts taken from the dataset's stream.", COUNT),
+    Metric("data/prompts_served", "prompts", "Prompts taken from the dataset's stream, those served again counted again.", COUNT),
     Metric("data/prompts_dropped_overlong", "prompts", "Prompts longer than `data.max_prompt_tokens`, dropped.", COUNT),
 )  # fmt: skip
 
@@ -127,8 +129,8 @@ _SCORING = (
     Metric("scoring/failures/<kind>/<reward>", "rollouts", "Scorings by this reward that gave no number.", COUNT,
            choices={"kind": tuple(kind.value for kind in FailureKind)}),
     Metric("rollouts/excluded", "rollouts", "Finished rollouts left out of selection: no valid reward.", COUNT),
-    Metric("rollouts/excluded/<reason>", "rollouts", "The same by reason.", COUNT,
-           choices={"reason": ("missing", "nan", "infinite")}),
+    Metric("rollouts/excluded/<reason>", "rollouts", "The same by reason (missing: no number came).", COUNT,
+           choices={"reason": ("missing", "infinite")}),
     Metric("scoring/seconds_mean", "s", "Mean time from a rollout's end to its reward."),
     Metric("scoring/seconds_max", "s", "Longest time from a rollout's end to its reward."),
     Metric("scoring/restarts", "processes", "Scorer processes that were killed or died, and were replaced.", COUNT),
@@ -164,9 +166,9 @@ _POOLS = (
     Metric("learner/received_bytes", "bytes", "Kept rollouts as the ranks took them from the workers' nodes.", COUNT),
     Metric("learner/microbatches", "batches", "Micro-batches of the rank with the most."),
     Metric("learner/padding_share", "share", "Padding in the micro-batches, of all their tokens."),
-    Metric("memory/<role>/rss", "bytes", "Resident memory, largest of the role's processes.",
+    Metric("memory/<role>/rss", "bytes", "Resident memory after the step, largest of the role's actors.",
            choices={"role": ("controller", "selector", "generator", "learner")}),
-    Metric("memory/<role>/gpu_peak", "bytes", "Peak of allocated GPU memory in the step, largest of its processes.",
+    Metric("memory/<role>/gpu_peak", "bytes", "Most GPU memory that PyTorch has allocated, largest of the role's actors.",
            choices={"role": ("generator", "learner")}),
 )  # fmt: skip
 
@@ -176,9 +178,7 @@ _TIMING = (
         for stage, meaning in zip(
             STAGES,
             (
-                "From the step's first request to its last finished rollout.",
-                "From the last finished rollout to the last reward (earlier ones are scored meanwhile).",
-                "The selector computing: settling, selection and the step's assembly.",
+                "From the step's first request until its last group is complete, scoring and selection included.",
                 "The learner taking the kept rollouts from the workers.",
                 "Forward, backward and optimiser on all ranks.",
                 "New weights on their way to the generators.",
@@ -187,6 +187,19 @@ _TIMING = (
             ),
             strict=True,
         )
+    ),
+    Metric(
+        "timing_s/score",
+        "s",
+        "Generators waiting for rewards alone: rollouts at the scorers and none in the engine, "
+        "mean over workers. At staleness 0 a part of `timing_s/generate`.",
+        COUNT,
+    ),
+    Metric(
+        "timing_s/select",
+        "s",
+        "Settling, selection and assembly, as the selector computes them. A part of `timing_s/generate`.",
+        COUNT,
     ),
     Metric("timing_s/scale", "s", "Changing the pools' sizes: weights of newcomers, a new learner group.", COUNT),
     Metric("timing_s/wait", "s", "The learner waiting for enough groups (staleness above 0).", COUNT),

@@ -18,8 +18,6 @@ INK, SOFT, GRID = "#1f2430", "#6b7280", "#e7e9ee"
 GREEN, BLUE, ORANGE = "#0f766e", "#2563eb", "#d97706"
 STAGE_COLORS = {
     "generate": "#2f7fb8",
-    "score": "#8fc1e3",
-    "select": "#b39ddb",
     "fetch": "#c9cdd6",
     "update": "#e59a3c",
     "publish": "#58a67a",

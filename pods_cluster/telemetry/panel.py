@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 STAGE_COLORS = {
     "generate": "cyan",
-    "score": "blue",
-    "select": "magenta",
     "fetch": "bright_black",
     "update": "yellow",
     "publish": "green",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -14,6 +15,19 @@ class ProcessMemory:
 
     resident: int = 0
     gpu_peak: int = 0
+
+    def metrics(self, role: str) -> dict[str, float]:
+        """`memory/<role>/rss`, and `memory/<role>/gpu_peak` where there is one; nothing where it was not measured."""
+        values = {f"memory/{role}/rss": float(self.resident), f"memory/{role}/gpu_peak": float(self.gpu_peak)}
+        return {name: value for name, value in values.items() if value}
+
+
+def largest_memory(processes: Iterable[ProcessMemory]) -> ProcessMemory:
+    """The largest of each kind over several processes; zeros without any."""
+    found = list(processes)
+    return ProcessMemory(
+        max((memory.resident for memory in found), default=0), max((memory.gpu_peak for memory in found), default=0)
+    )
 
 
 def process_memory() -> ProcessMemory:

@@ -128,6 +128,16 @@ def test_without_shuffling_the_files_order() -> None:
     assert places(stream_of([1, 1, 1], shuffle=False).next(5)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
+def test_passes_and_prompts_taken() -> None:
+    stream = stream_of([1] * 4, seed=5)
+    assert (stream.epochs, stream.taken) == (0.0, 0)
+    first = stream.next(3)
+    stream.give_back(first[:2])
+    assert (stream.epochs, stream.taken, stream.served) == (0.75, 3, 1)
+    stream.next(5)  # the two again, the fourth, and two of the next epoch
+    assert (stream.epochs, stream.taken, stream.served) == (1.5, 8, 6)
+
+
 def test_served_by_any_portions_the_sequence_is_the_same() -> None:
     whole = stream_of([1] * 7, seed=5).next(20)
     parts = stream_of([1] * 7, seed=5)

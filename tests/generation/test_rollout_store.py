@@ -188,3 +188,30 @@ def test_the_seconds_with_something_pending_are_counted_once(monkeypatch: pytest
     assert store.occupied_seconds == 6.0
     store.settle(rollout(2))  # of requests that were refused
     assert store.occupied_seconds == 6.0
+
+
+def test_seconds_in_which_only_scorers_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    store = RolloutStore()
+    store.expect([expected(0, 1, 2)])
+    store.begin_scoring(rollout(0))
+    now = 103.0
+    assert store.only_scoring_seconds == 0.0, "the engine still has two"
+    store.begin_scoring(rollout(1))
+    store.settle(rollout(2))  # given up: the engine ends it unscored
+    now = 105.0
+    assert store.only_scoring_seconds == 2.0
+    store.settle(rollout(0))
+    now = 106.0
+    store.expect([expected(3)])
+    now = 110.0
+    assert store.only_scoring_seconds == 3.0
+    store.begin_scoring(rollout(3))
+    store.begin_scoring(rollout(3))
+    store.settle(rollout(1))
+    store.settle(rollout(3))
+    store.begin_scoring(rollout(3))  # late: it is not pending any more
+    now = 200.0
+    assert store.only_scoring_seconds == 3.0
+    assert store.occupied_seconds == 10.0

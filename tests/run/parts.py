@@ -47,6 +47,14 @@ class Stream:
         self.dropped = 0
         self._next = 0
 
+    @property
+    def taken(self) -> int:
+        return len(self.served)
+
+    @property
+    def epochs(self) -> float:
+        return self._next / 1000
+
     def next(self, count: int) -> list[Prompt]:
         prompts = []
         for _ in range(count):

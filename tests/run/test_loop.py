@@ -217,6 +217,27 @@ def test_a_restored_run_goes_on_where_it_stopped(tmp_path: Path):
     assert second.fates == {Fate.TRAINED: 16}
 
 
+def test_tokens_and_prompts_are_counted_over_a_resume(tmp_path: Path):
+    first = Loop(loop_config("run.steps=2"), tmp_path / "first")
+    real = first.stream.next
+
+    def dropping(count: int) -> list[Any]:
+        first.stream.dropped += 2
+        return real(count)
+
+    first.stream.next = dropping
+    first.main()
+    second = Loop(loop_config(), tmp_path / "second")
+    asyncio.run(second.run.restore(first.folder.checkpoints / "step-000002"))
+    second.main()
+    records = [*first.folder.read_metrics(), *second.folder.read_metrics()]
+    assert [record["num_tokens"] for record in records] == [80, 160, 240]  # 16 rollouts a step, 2 + 3 tokens each
+    assert [record["data/prompts_served"] for record in records] == [4, 4, 4]
+    assert [record["data/prompts_dropped_overlong"] for record in records] == [2, 2, 0]
+    assert [record["epoch"] for record in records] == [0.004, 0.008, 0.012]
+    assert all(record["memory/controller/rss"] > 2**20 for record in records)
+
+
 def test_what_the_loop_measures_is_what_it_records(tmp_path: Path):
     loop = Loop(loop_config("staleness=1"), tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
     stats, after_step = loop.pool.stats, loop.run.balancer.after_step

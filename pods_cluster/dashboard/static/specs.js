@@ -3,7 +3,7 @@
 const line = (metric, name) => ({ metric, name });
 const share = { format: ".1%", range: [0, null] };
 
-export const STAGES = ["generate", "score", "select", "fetch", "update", "publish", "eval", "checkpoint"];
+export const STAGES = ["generate", "fetch", "update", "publish", "eval", "checkpoint"];
 export const FATES = ["trained", "no_signal", "too_few_valid", "stale", "lost", "cancelled"];
 
 const CHARTS = {
@@ -56,7 +56,7 @@ const CHARTS = {
   cut: { title: "Cut at the token limit", lines: [line("completions/clipped_ratio", "all"),
     line("completions/kept_clipped_ratio", "kept")], ...share },
   scoring: { title: "Seconds to a reward", unit: "s", lines: [line("scoring/seconds_mean", "mean"),
-    line("scoring/seconds_max", "longest")], zero: true },
+    line("scoring/seconds_max", "longest"), line("timing_s/score", "generators wait")], zero: true },
 };
 
 export const OVERVIEW = ["ratio", "reward", "accuracy", "rates", "length", "idle", "loss", "mismatch", "stages", "fates",
