@@ -23,6 +23,7 @@ from typing import Any
 
 from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.scoring.calling import CallBatch
+from pods_cluster.scoring.reward_range import into_range
 from pods_cluster.scoring.reward_registry import declared_range, describe_error, load_reward
 from pods_cluster.scoring.score import FailureKind, ScoreRequest
 
@@ -177,9 +178,12 @@ def _read_value(value: Any, bounds: tuple[float, float] | None) -> Result:
         return None, FailureKind.NAN, "returned NaN"
     if math.isinf(number):
         return None, FailureKind.INFINITE, f"returned {number}"
-    if bounds is not None and not bounds[0] - 1e-9 <= number <= bounds[1] + 1e-9:
+    if bounds is None:
+        return number, None, ""
+    within = into_range(number, *bounds)
+    if within is None:
         return None, FailureKind.RANGE, f"returned {number}, outside its range [{bounds[0]}, {bounds[1]}]"
-    return number, None, ""
+    return within, None, ""
 
 
 def _shown(value: Any) -> str:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from pods_cluster.scoring.reward_range import range_slack
+
 SettledCondition = Callable[..., bool]
 """A function `(finished rewards, m, low, high, tolerance) -> bool`."""
-
-ROUNDING = 1e-9
-"""Share of the range by which a reward may miss an end and still count as at it: weighted sums are rounded."""
 
 
 def check_range(low: float, high: float, tolerance: float = 0.0) -> None:
@@ -53,7 +52,7 @@ def is_settled(
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return False
-    slack = ROUNDING * (high - low)
+    slack = range_slack(low, high)
     if values.min() < low - slack or values.max() > high + slack:
         outside = values[(values < low - slack) | (values > high + slack)][0]
         raise ValueError(
