@@ -1,4 +1,4 @@
-r"""Whether two mathematical answers are equal: exact numbers first, then spelling, then meaning (math-verify).
+r"""Comparison of two mathematical answers: as exact numbers, then by spelling, then by meaning (math-verify).
 
 Numbers are compared as exact fractions (2/4 = 1/2 = 0.5, 1,800 = 1800), percent and degree signs left aside. Only
 what neither numbers nor spelling settle goes to math-verify, which is imported on first use (about 0.8 s) and runs
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from pods_cluster.scoring.final_answer import last_formula, last_number, parse_number
-from pods_cluster.scoring.stated_values import is_monstrous, stated_values, states_several, without_asides
+from pods_cluster.scoring.stated_values import stated_values, states_several, too_large_to_evaluate, without_asides
 
 # A candidate far longer than the reference is no restatement of it, and symbolic parsing is worse than linear.
 _LONGEST_CANDIDATE = 300
@@ -63,7 +63,7 @@ def answers_equal(gold: str, candidate: str) -> bool:
         return False
     if (formula := last_formula(candidate)) is not None:
         return answers_equal(gold, formula[0])
-    if is_monstrous(candidate):
+    if too_large_to_evaluate(candidate):
         return False
     return _same_meaning(gold, candidate)
 
@@ -118,7 +118,7 @@ def normalise(text: str) -> str:
 
 
 def warm_up() -> None:
-    """Imports math-verify and builds its grammars, so that no scored completion pays for it."""
+    """Import math-verify and build its grammars, so that no scored completion pays for it."""
     _same_meaning(r"\frac{\pi}{2}", r"\pi/2")
 
 

@@ -1,4 +1,4 @@
-"""The built-in rewards. Each reads one completion and the row's answer, and declares its range."""
+"""The built-in rewards. Each scores one completion, some against the row's answer, and declares its range."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pods_cluster.scoring.stated_values import states_several
 
 @dataclass(frozen=True, slots=True)
 class BuiltinReward:
-    """A reward, its range, and what to load before it runs.
+    """A built-in reward with its range and, where loading takes time, a function that loads what it needs.
 
-    `function` takes what it reads of a request by name (`completion`, `answer`, `completion_ids`); its options are
-    keyword-only.
+    The positional parameters of `function` name the fields of a request that it reads (`completion`, `answer`,
+    `completion_ids`); its options are keyword-only.
     """
 
     function: Callable[..., float]
@@ -35,17 +35,17 @@ class BuiltinReward:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What of a request it reads."""
+        """The fields of a request that the reward reads."""
         parameters = inspect.signature(self.function).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY)
 
 
 def math_answer(completion: str, answer: str | None, *, where: Where = "any") -> float:
-    r"""1 if the final answer of the completion equals the row's answer, else 0 (GSM8K, MATH).
+    r"""Score 1 if the final answer of the completion equals the row's answer, else 0 (GSM8K, MATH).
 
-    The final answer is the last of `\boxed{}`, `<answer>` and `####`; without any, the last number for a numeric
-    answer, or the last formula or "answer is …" for another. `where` (`boxed`, `answer_tag`, `hash`) accepts that
-    marker alone.
+    The final answer is the last of `\boxed{}`, `<answer>` and `####`. Without any of these it is the last number where
+    the row's answer is a number, else the last formula or what follows "answer is". `where` (`boxed`, `answer_tag`,
+    `hash`) accepts one kind of delimiter alone.
     """
     gold = gold_answer(_required(answer, "math_answer"))
     delimited = delimited_answer(completion, where)
@@ -67,15 +67,15 @@ def math_answer(completion: str, answer: str | None, *, where: Where = "any") ->
 
 
 def exact_match(completion: str, answer: str | None) -> float:
-    """1 if the completion is the answer, white space around both aside, else 0."""
+    """Score 1 if the completion is the row's answer, apart from white space around both, else 0."""
     return float(completion.strip() == _required(answer, "exact_match").strip())
 
 
 def think_answer_format(completion: str) -> float:
-    """How well a completion is a think block followed by an answer block: max(0, 1 - 0.01 x characters outside both).
+    """Score a think block followed by an answer block: max(0, 1 - 0.01 x characters outside both).
 
-    At most one space or newline may stand between the blocks; without them the value is 0. The format reward of the
-    PODS experiments (arXiv 2504.13818, section 4). Linear in the completion's length.
+    At most one space or newline may stand between the blocks; without the blocks the score is 0. This is the format
+    reward of the PODS experiments (arXiv 2504.13818, section 4). It takes time linear in the completion's length.
     """
     start = completion.find("<think>")
     if start < 0:
@@ -91,24 +91,24 @@ def think_answer_format(completion: str) -> float:
 
 
 def tag_count(completion: str) -> float:
-    """0.25 for each of <think>, </think>, <answer>, </answer> that occurs exactly once."""
+    """Score 0.25 for each of <think>, </think>, <answer>, </answer> that occurs exactly once."""
     return 0.25 * sum(completion.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
 
 
 def boxed_format(completion: str) -> float:
-    r"""1 if the completion holds a closed, non-empty `\boxed{}`, else 0."""
+    r"""Score 1 if the completion holds a closed, non-empty `\boxed{}`, else 0."""
     return float(last_boxed(completion) is not None)
 
 
 def soft_overlong(completion_ids: Sequence[int] | None, *, max_tokens: int, soft_tokens: int) -> float:
-    """Penalty for length in tokens (DAPO, arXiv 2503.14476, eq. 13).
+    """Penalise length in tokens (DAPO, arXiv 2503.14476, eq. 13).
 
-    0 up to `max_tokens - soft_tokens`, falling in a line to -1 at `max_tokens` and beyond.
+    The score is 0 up to `max_tokens - soft_tokens`, falls linearly to -1 at `max_tokens`, and stays there.
     """
     if completion_ids is None:
         raise ValueError("soft_overlong counts tokens: the request needs completion_ids")
     if not 0 < soft_tokens <= max_tokens:
-        raise ValueError(f"options.soft_tokens = {soft_tokens}: must lie in 1..max_tokens ({max_tokens})")
+        raise ValueError(f"soft_tokens: {soft_tokens} must be from 1 to max_tokens: {max_tokens}")
     return -min(1.0, max(0.0, (len(completion_ids) - (max_tokens - soft_tokens)) / soft_tokens))
 
 

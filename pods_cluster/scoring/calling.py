@@ -1,4 +1,4 @@
-"""The calling conventions of reward functions: built-in, TRL and verl, over the same requests."""
+"""Calling conventions of reward functions: built-in, TRL and verl, all over the same requests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from pods_cluster.scoring.score import ScoreRequest
 
 CallBatch = Callable[[Sequence[ScoreRequest]], Any]
+"""Calls a reward for some requests and returns what it returned: in the good case a list, one value a request."""
 
 _TRL_PARAMETERS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 _VERL_PARAMETERS = {"data_source", "solution_str", "ground_truth", "extra_info"}
 
 
 def detect_style(function: Callable[..., Any]) -> str | None:
-    """`trl` or `verl`, told from the names of the parameters; None when they are neither's."""
+    """Return `trl` or `verl`, by the names of the parameters; None when they fit neither."""
     names = set(inspect.signature(function).parameters)
     if "solution_str" in names:
         return "verl"
@@ -27,7 +28,7 @@ def detect_style(function: Callable[..., Any]) -> str | None:
 
 
 def needed_columns(function: Callable[..., Any], style: str, options: Mapping[str, Any]) -> set[str]:
-    """Columns of the dataset that the function cannot be called without."""
+    """Return the columns of the dataset that the function cannot be called without."""
     if style == "verl":
         return set()
     return {
@@ -41,7 +42,7 @@ def needed_columns(function: Callable[..., Any], style: str, options: Mapping[st
 
 
 def call_builtin(function: Callable[..., float], reads: Sequence[str], options: Mapping[str, Any]) -> CallBatch:
-    """A built-in reward: `function(<what it reads of a request>, **options) -> float`."""
+    """Call a built-in reward: `function(<the fields of a request that it reads>, **options) -> float`."""
 
     def call(rows: Sequence[ScoreRequest]) -> list[float]:
         return [function(*(getattr(row, name) for name in reads), **options) for row in rows]
@@ -50,7 +51,7 @@ def call_builtin(function: Callable[..., float], reads: Sequence[str], options: 
 
 
 def call_trl(function: Callable[..., Any], options: Mapping[str, Any], completions: str) -> CallBatch:
-    """TRL: `f(prompts, completions, **columns) -> list[float | None]`, every argument a list, one entry a row.
+    """Call by TRL's convention: `f(prompts, completions, **columns) -> list[float | None]`, one entry a row in each list.
 
     Prompts and completions of a chat are lists of messages. Columns that the function does not name are passed only
     if it takes `**kwargs`.
@@ -71,15 +72,16 @@ def call_trl(function: Callable[..., Any], options: Mapping[str, Any], completio
         arguments["trainer_state"] = None  # there is no transformers Trainer here
         arguments["log_extra"] = arguments["log_metric"] = _ignore
         arguments |= options
-        return _finish(function(**{name: value for name, value in arguments.items() if accepts(name)}))
+        return _awaited(function(**{name: value for name, value in arguments.items() if accepts(name)}))
 
     return call
 
 
 def call_verl(function: Callable[..., Any], options: Mapping[str, Any]) -> CallBatch:
-    """verl: `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, …}`.
+    """Call by verl's convention: `compute_score(data_source, solution_str, ground_truth, extra_info)`, row by row.
 
-    `ground_truth` is the row's `reward_model.ground_truth` as it stands there, else its answer.
+    The result is a number, or a dict with one under `score`. `ground_truth` is the row's `reward_model.ground_truth`,
+    else its answer.
     """
     accepts = _accepted(function)
 
@@ -93,7 +95,7 @@ def call_verl(function: Callable[..., Any], options: Mapping[str, Any]) -> CallB
             "extra_info": row.columns.get("extra_info"),
             **options,
         }
-        result = _finish(function(**{name: value for name, value in arguments.items() if accepts(name)}))
+        result = _awaited(function(**{name: value for name, value in arguments.items() if accepts(name)}))
         if isinstance(result, Mapping):
             if "score" not in result:
                 raise ValueError(f"returned a dict without 'score'; its keys: {', '.join(map(str, result)) or 'none'}")
@@ -121,14 +123,14 @@ def _accepted(function: Callable[..., Any]) -> Callable[[str], bool]:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """TRL's log hooks: metrics of a reward are its parts here."""
+    """Stand in for TRL's logging hooks: the metrics of a reward are its parts here."""
 
 
 _LOOP: list[asyncio.AbstractEventLoop] = []
 
 
-def _finish(result: Any) -> Any:
-    """Runs an async function's result to its end, on one loop for the life of the process."""
+def _awaited(result: Any) -> Any:
+    """Wait for the result of an async function, on one event loop for the life of the process."""
     if not inspect.isawaitable(result):
         return result
     if not _LOOP:

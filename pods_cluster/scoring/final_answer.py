@@ -1,7 +1,7 @@
-r"""Where the final answer of a text is: `\boxed{}`, `<answer>`, `####`, or the last number or formula.
+r"""Finding the final answer in a text: in `\boxed{}` or `<answer>`, after `####`, or as the last number or formula.
 
-A completion may carry several markers; the one that starts last is the answer, as a reader would take it. Texts are
-read as they are: an unclosed `\boxed{` or `<answer>` (a truncated completion) marks nothing.
+A completion may hold several of these delimiters; the one that starts last counts, as for a reader. An unclosed
+`\boxed{` or `<answer>` (a truncated completion) does not count.
 """
 
 from __future__ import annotations
@@ -45,27 +45,32 @@ _ANSWER_PHRASE = re.compile(r"\banswer\s*(?:is|are|:|=)\s*:?\s*([^\n]+)", re.IGN
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last closed, non-empty `\boxed{}` or `\fbox{}`; braces nest, escaped braces do not count."""
+    r"""Return the content of the last closed, non-empty `\boxed{}` or `\fbox{}`; braces nest, escaped braces do not count."""
     found = _last_boxed(text)
     return None if found is None else found[1]
 
 
 def last_answer_tag(text: str) -> str | None:
-    """Content of the last closed `<answer>…</answer>`."""
+    """Return the content of the last closed `<answer>…</answer>`."""
     found = _last_answer_tag(text)
     return None if found is None else found[1]
 
 
 def last_hash(text: str) -> str | None:
-    """What follows the last `####`, to the end of its line (GSM8K)."""
+    """Return what follows the last `####`, to the end of its line (GSM8K)."""
     found = _last_hash(text)
     return None if found is None else found[1]
 
 
 def delimited_answer(text: str, where: Where = "any") -> str | None:
-    """The answer that the text marks as such; `any` takes the marker that starts last."""
+    """Return the answer between delimiters of kind `where`; `any` takes the kind that starts last.
+
+    Raises ValueError for another `where`.
+    """
     finders = {"boxed": _last_boxed, "answer_tag": _last_answer_tag, "hash": _last_hash}
     if where != "any":
+        if where not in finders:
+            raise ValueError(f"where: {where!r} must be one of any, {', '.join(finders)}")
         finders = {where: finders[where]}
     found = [hit for finder in finders.values() if (hit := finder(text)) is not None]
     return max(found)[1] if found else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.config.reward import check_sum
-from pods_cluster.scoring.builtin import BUILTINS
+from pods_cluster.scoring.builtin import BUILTINS, BuiltinReward
 from pods_cluster.scoring.calling import CallBatch, call_builtin, call_trl, call_verl, detect_style, needed_columns
 
 
@@ -48,6 +48,7 @@ def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | No
                 "your own is written as module:function or file.py:function",
             )
         _check_options(builtin.function, reward, index, skip=len(builtin.reads))
+        _try_options(builtin, reward, index)
         if columns is not None and "answer" in builtin.reads and "answer" not in columns:
             raise RewardConfigError(
                 index,
@@ -164,6 +165,17 @@ def _check_options(function: Callable[..., Any], reward: RewardConfig, index: in
                 f"is no value: {reward.name} needs this option",
                 "add it",
             )
+
+
+def _try_options(builtin: BuiltinReward, reward: RewardConfig, index: int) -> None:
+    """Call a built-in once on an empty completion: values that it refuses would fail for every rollout."""
+    request = {"completion": "", "answer": "0", "completion_ids": ()}
+    try:
+        builtin.function(*(request[name] for name in builtin.reads), **reward.options)
+    except Exception as error:
+        raise RewardConfigError(
+            index, "options", dict(reward.options), f"cannot be used by {reward.name}: {error}", "correct the value"
+        ) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -37,10 +37,10 @@ class ScoreFailure:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """One finished rollout as the rewards read it.
+    """One finished rollout, as the rewards read it.
 
-    `messages` is the chat prompt, empty where the prompt is plain text. `columns` are the other columns of the row,
-    by name. `completion_ids` is for rewards that read token ids or lengths.
+    `messages` is the chat prompt, empty where the prompt is plain text. `columns` are the other columns of the row by
+    name. `completion_ids` is for rewards that read token ids or lengths.
     """
 
     prompt_text: str
@@ -53,7 +53,10 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Rewards of one rollout. `total` is None when a reward that counts is missing: never a silent 0."""
+    """The rewards of one rollout by name, and their weighted sum.
+
+    `total` is None when a reward that counts has no value: never a silent 0.
+    """
 
     total: float | None
     parts: dict[str, float | None]

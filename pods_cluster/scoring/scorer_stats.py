@@ -1,4 +1,4 @@
-"""Counts of what the scorers did, by reward and kind of failure."""
+"""Counts of scored requests and of failures, by reward and kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pods_cluster.scoring.score import FailureKind
 
 @dataclass(frozen=True, slots=True)
 class ScorerStats:
-    """Counts since the pool was made.
+    """Counts since the pool was created.
 
     scored: requests answered; missing: those of them without a total. failures: reward -> kind -> count, and
     samples: reward -> kind -> its first messages. skipped: reward -> rows to which it did not apply.
@@ -27,7 +27,7 @@ class ScorerStats:
 
 
 class StatsCounter:
-    """The counts behind `ScorerStats`, shared by the pool's threads."""
+    """Collects `ScorerStats` from the threads of a pool; any thread may call it."""
 
     def __init__(self, rewards: list[str], samples: int) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-r"""How many values an answer states, and which of them are too large to ask a computer algebra system about.
+r"""The values that an answer states, and whether a formula is too large for a computer algebra system.
 
 `17 or 18`, `x=3, x=5` and `\{1, 2\}` state several values; no one of them is the answer. `9 * 2 = 18` and
 `16 (out of 20)` state one. Pure text work: nothing here evaluates a formula.
@@ -56,7 +56,7 @@ def states_several(text: str) -> bool:
     return len(values) > 1
 
 
-def is_monstrous(text: str) -> bool:
+def too_large_to_evaluate(text: str) -> bool:
     r"""Whether evaluating a formula could take minutes or fill memory: `9^{9^{9^9}}`, `(10^9)!`, `2^{1000000}`.
 
     Only numbers count: `e^{x^2}` is harmless.

@@ -108,6 +108,7 @@ def load_errors(user: str) -> list[RewardConfigError]:
     refused(check_rewards, [good, reward("math_anser")])
     refused(check_rewards, [good, reward("math_answer", options={"were": "boxed"})])
     refused(check_rewards, [good, reward("soft_overlong", options={"max_tokens": 5})])
+    refused(check_rewards, [good, reward("math_answer", options={"where": "boxd"})])
     refused(check_rewards, [good, reward("exact_match")], ["question"])
     refused(load_reward, reward(f"{user}:neither"), 1)
     refused(load_reward, reward(f"{user}:trl"), 1, ["question"])
@@ -156,6 +157,12 @@ def test_what_resolves_is_told_apart_from_what_does_not() -> None:
         (reward("math_anser"), ["reward.0.name: 'math_anser'", "did you mean 'math_answer'"]),
         (reward("math_answer", options={"were": "boxed"}), ["reward.0.options.were: 'boxed'", "where"]),
         (reward("soft_overlong", options={"max_tokens": 5}), ["reward.0.options.soft_tokens", "add it"]),
+        (reward("math_answer", options={"where": "boxd"}), ["reward.0.options: {'where': 'boxd'}", "answer_tag"]),
+        (
+            reward("soft_overlong", options={"max_tokens": 5, "soft_tokens": 9}),
+            ["reward.0.options", "soft_tokens: 9 must be from 1 to max_tokens: 5"],
+        ),
+        (reward("soft_overlong", options={"max_tokens": "5", "soft_tokens": 9}), ["reward.0.options", "soft_overlong"]),
         (reward("math_answer", weight=0.0), ["reward.0.weight: 0.0", "give one a weight"]),
     ],
 )
