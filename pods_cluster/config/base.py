@@ -31,7 +31,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _numbers_are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic takes true for 1, and does not look into the free-form options of a plug-in."""
+        """Refuse what pydantic accepts: true as 1, and NaN in the free-form options of a plug-in."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         members = set(typing.get_args(annotation)) or {annotation}  # of a union, or the one type
         if isinstance(value, bool) and members & {int, float} and bool not in members:
@@ -43,7 +43,7 @@ class Section(BaseModel):
 
 
 def _not_finite(value: Any) -> float | None:
-    """The first NaN or infinity in nested options, or None."""
+    """Return the first NaN or infinity in nested options, or None."""
     if isinstance(value, float):
         return None if math.isfinite(value) else value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

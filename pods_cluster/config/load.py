@@ -1,4 +1,4 @@
-"""YAML files and `key=value` overrides to a `Config`, with errors that a person can act on."""
+"""Loading a `Config` from a YAML file and `key=value` overrides, with errors that a person can act on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pods_cluster.config.tree import Config
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, 1e-6 is a number, and off, on, yes and no are words."""
+    """A YAML loader that refuses a repeated key, reads 1e-6 as a number, and off, on, yes and no as words."""
 
 
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -49,9 +49,9 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a run's YAML file and apply overrides: `a.b=value`, in YAML; list items by index (`reward.0.weight=2`).
+    """Read a run's YAML file and apply overrides such as `a.b=value`; list items go by index (`reward.0.weight=2`).
 
-    Raises ConfigError: a file that cannot be read, or every field that is wrong, in one message.
+    Raises ConfigError for a file that cannot be read, or with all wrong fields in one message.
     """
     path = Path(path)
     try:
@@ -66,7 +66,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "configuration") -> Config:
-    """The same from a text."""
+    """Parse a YAML text as `load_config` does a file; `source` names it in errors. Raises ConfigError."""
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
@@ -81,7 +81,7 @@ def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "con
 
 
 def build_config(tree: Mapping[str, Any], *, source: str = "configuration") -> Config:
-    """Validate a nested dict."""
+    """Validate a nested dict; `source` names it in errors. Raises ConfigError with all wrong fields in one message."""
     try:
         return Config.model_validate(dict(tree))
     except ValidationError as error:
@@ -129,7 +129,7 @@ def _index(node: list[Any], part: str, override: str) -> int:
 
 
 def _explain(item: Any) -> str:
-    """One pydantic error as `field: value …; fix`."""
+    """Word one pydantic error as `field: value …; fix`."""
     # pydantic puts the tried member of a union (`tuple[str, ...]`) behind the field
     where = ".".join(str(part) for part in item["loc"] if "[" not in str(part))
     message = item["msg"].removeprefix("Value error, ")
@@ -150,7 +150,7 @@ def _explain(item: Any) -> str:
 
 
 def _section_at(location: tuple[Any, ...]) -> type[BaseModel]:
-    """The model class at a path of field names and list indices."""
+    """Return the section class at a path of field names and list indices."""
     section: type[BaseModel] = Config
     for part in location:
         if isinstance(part, int) or part not in section.model_fields:
@@ -171,5 +171,5 @@ def _short(value: Any) -> str:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, every default written out."""
+    """Return the configuration as YAML, with every default written out."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -17,14 +17,14 @@ class ModelConfig(Section):
     path: str = Field(min_length=1)
     """Folder or Hugging Face hub name of a causal language model with its tokenizer."""
     dtype: Dtype = "bfloat16"
-    """Number format of the weights that compute (master weights and gradient sums are float32). On a CPU float32 is
-    the faster."""
+    """Number format of the weights in computation; master weights and gradient sums are always float32. On a CPU
+    float32 is faster."""
     chat_template: str | None = None
-    """A Jinja chat template, or a path to one, in place of the tokenizer's own."""
+    """A Jinja chat template, or a path to one; left out: the tokenizer's own."""
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
     """Attention implementation of the learner."""
     trust_remote_code: bool = False
-    """Run Python code that the model's folder ships."""
+    """Allow Python code from the model's folder to run."""
 
 
 class EvalDataConfig(Section):
@@ -37,11 +37,11 @@ class EvalDataConfig(Section):
     split: str = "test"
     """Split to evaluate on."""
     rows: int | None = Field(default=None, ge=1)
-    """How many rows, from the first; left out: all."""
+    """Number of rows to evaluate on, from the first; left out: all."""
 
 
 class DataConfig(Section):
-    """Where prompts come from and how they are rendered."""
+    """The source of prompts, and how they are rendered."""
 
     path: str = Field(min_length=1)
     """A JSONL, JSON or parquet file, a folder of them or of a saved dataset, or a Hugging Face hub name."""
@@ -52,9 +52,9 @@ class DataConfig(Section):
     prompt: str = "prompt"
     """Column with the prompt: a text, or a list of chat messages."""
     answer: str | None = "answer"
-    """Column with the reference answer, or null. In verl's layout `reward_model.ground_truth` is found by itself."""
+    """Column with the reference answer, or null. In verl's layout `reward_model.ground_truth` is found without it."""
     system: str | None = None
-    """System message put before a text prompt."""
+    """System message put before a prompt that has none."""
     template: str = "none"
     """How a text prompt is wrapped: `none`, `think_answer`, `boxed`, a text with `{prompt}`, or a path to such a
     text."""
@@ -65,10 +65,10 @@ class DataConfig(Section):
     shuffle: bool = True
     """A new seeded order each epoch; false: the file's order."""
     rows: int | None = Field(default=None, ge=1)
-    """Train on the first so many rows only; left out: all."""
+    """Number of rows to train on, from the first; left out: all."""
     changed: Literal["refuse", "new_epoch"] = "refuse"
-    """What `--resume` does when the rows are not those that the run was started with: refuse, or begin a new epoch
-    with them."""
+    """What `--resume` does when the rows are not those that the run was started with: `refuse`, or begin a new epoch with
+    them."""
     eval: EvalDataConfig | None = None
     """Held-out rows; left out: no evaluation."""
 

@@ -1,4 +1,4 @@
-"""The two pools and what lies between them: generators, selector, learners, weights."""
+"""The `generator`, `selector`, `learner` and `weights` sections: the two pools, and what connects them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class GeneratorConfig(Section):
     """The pool that makes rollouts."""
 
     engine: Literal["transformers", "vllm", "paced"] = "vllm"
-    """`vllm` on GPUs (or its CPU build); `transformers` is the small built-in engine; `paced` sleeps instead of
-    computing (tests of the service itself)."""
+    """`vllm` for GPUs (or its CPU build); `transformers` is the small built-in engine; `paced` sleeps instead of
+    computing and is for tests of the service itself."""
     workers: int = Field(default=1, ge=1)
     """Generator workers."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -22,13 +22,13 @@ class GeneratorConfig(Section):
     rollouts_per_prompt: int = Field(default=64, ge=2)
     """n: rollouts generated for each prompt; `auto`: as many as keep both pools busy, within `rollouts_range`."""
     rollouts_range: tuple[int, int] | None = None
-    """With `rollouts_per_prompt: auto` (and `staleness` above 0) the fewest and the most: n grows while complete groups
-    queue up, and shrinks while the learner waits. The run starts in the middle; a number given as `rollouts_per_prompt`
-    beside a range is where it starts."""
+    """Lowest and highest n for `rollouts_per_prompt: auto`, which needs `staleness` above 0: n grows while complete
+    groups queue up, and shrinks while the learner waits. It starts in the middle of the range, or at
+    `rollouts_per_prompt` where that is a number."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Sampling temperature; the learner divides its logits by the same number."""
     top_p: float = 1.0
-    """Must be 1 for training rollouts: a cut distribution is not the one that the learner updates."""
+    """Must be 1 for training rollouts: the learner does not update a truncated distribution."""
     top_k: int = -1
     """Must be -1 (all) for training rollouts."""
     min_p: float = 0.0
@@ -38,8 +38,8 @@ class GeneratorConfig(Section):
     max_sequences: int = Field(default=256, ge=1)
     """Rollouts in flight in one engine."""
     spread: bool = True
-    """Divide the rollouts of a group over workers where that lets all workers end together; false: a group stays whole
-    on one worker, whose engine reads its prompt once."""
+    """Divide the rollouts of a group among workers where that lets all workers finish together; false: one worker makes
+    the whole group, and its engine reads the prompt once."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """Ray CPUs of one worker."""
     gpus_per_worker: float | None = Field(default=None, ge=0)
@@ -50,19 +50,19 @@ class GeneratorConfig(Section):
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds until a worker that has not started is reported with its cause."""
     request_timeout: float = Field(default=900.0, gt=0)
-    """Seconds without one finished rollout after which a busy worker counts as hung and is replaced."""
+    """Seconds without a finished rollout after which a busy worker counts as hung and is replaced."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the engine by its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
+    """Settings of the engine under its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
 
     def gpus(self, gpus_in_cluster: float) -> float:
-        """Ray GPUs of one worker: as told, else by the engine and by whether the cluster has any."""
+        """Return the Ray GPUs of one worker: `gpus_per_worker`, else by the engine and whether the cluster has GPUs."""
         if self.gpus_per_worker is not None:
             return self.gpus_per_worker
         return float(self.tensor_parallel) if self.engine == "vllm" and gpus_in_cluster else 0.0
 
     @property
     def cards(self) -> float:
-        """GPUs of one worker wherever it has any; below 1 others share its card."""
+        """GPUs of one worker on a cluster that has GPUs; below 1 the worker shares its card."""
         return self.gpus_per_worker or float(self.tensor_parallel)
 
     @model_validator(mode="before")
@@ -109,32 +109,32 @@ class GeneratorConfig(Section):
 
 
 class SelectorConfig(Section):
-    """Which m of the n rollouts of a prompt are trained on."""
+    """The choice of the m rollouts of each prompt's n that are trained on."""
 
     rule: str = Field(default="max_variance", min_length=1)
     """`max_variance` (PODS), `max_reward`, `min_reward`, `random`, `percentile`, or `package.module:function`."""
     keep: int = Field(default=16, ge=2)
-    """m: rollouts kept of each group. m = n is plain GRPO."""
+    """m: rollouts kept of each group; with m = n the run is plain GRPO."""
     min_valid: int | None = Field(default=None, ge=2)
-    """Groups with fewer than m valid rewards are trained with those they have, from this many on; left out: m."""
+    """Fewest valid rewards that a group is trained with; left out: m."""
     no_signal: Literal["replace", "drop", "keep"] = "replace"
-    """A kept set whose rewards are all equal: try another prompt, shrink the step, or train it with zero advantages
-    (the paper's runs)."""
+    """What happens to a kept set whose rewards are all equal: another prompt is tried (`replace`), the step gets smaller
+    (`drop`), or it is trained on with zero advantages, as in the paper's runs (`keep`)."""
     max_replacements: int = Field(default=2, ge=0)
-    """With `replace`: other prompts tried in a step, as a multiple of `learner.prompts_per_step`; then the step goes
-    on smaller."""
+    """With `no_signal: replace`: most other prompts that one step tries, as a multiple of `learner.prompts_per_step`;
+    after that the step gets smaller."""
     settle: Literal["off", "abort", "waves"] = "off"
-    """Stop generating a group once its selection can gain nothing more (binary rewards): `abort` favours short
-    rollouts, `waves` does not."""
+    """Stop generating a group once its selection can gain nothing more (as with binary rewards). `abort` ends unfinished
+    rollouts, which favours short ones; `waves` stops between portions, which does not."""
     waves: int = Field(default=4, ge=2)
     """With `settle: waves`: in how many portions the n rollouts are issued."""
     tolerance: float = Field(default=0.0, ge=0)
     """With `settle`: how far from an end of the reward range still counts as that end."""
     straggler_timeout: float = Field(default=60.0, ge=0)
-    """With `staleness` above 0: seconds that a step which newer groups could fill waits for the oldest ones, so that
+    """With `staleness` above 0: seconds that a step waits for the oldest groups when newer ones could fill it, so that
     long rollouts are not overtaken and dropped as stale."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the rule."""
+    """Keyword arguments for the rule."""
 
     @model_validator(mode="after")
     def _floor_fits(self) -> SelectorConfig:
@@ -144,7 +144,7 @@ class SelectorConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """How a reward becomes an advantage."""
+    """The advantages of rollouts, computed from the rewards of their group."""
 
     scope: Literal["kept", "group"] = "kept"
     """Mean and deviation over the m kept rollouts (the paper's code) or over all valid rollouts of the group."""
@@ -153,7 +153,7 @@ class AdvantageConfig(Section):
 
 
 class KLConfig(Section):
-    """Penalty for leaving a reference model; off at 0, and then no reference model is loaded."""
+    """A penalty on divergence from a reference model. With coefficient 0 it is off, and no reference model is loaded."""
 
     coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL term (the k3 estimator) in the loss."""
@@ -162,14 +162,15 @@ class KLConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Importance correction for engine against learner probabilities: min(pi_old/mu, cap) a token, detached."""
+    """Importance correction of engine against learner probabilities: the factor min(pi_old/mu, cap) for each token,
+    without a gradient."""
 
     mode: Literal["auto", "on", "off"] = "auto"
-    """`auto`: on whenever numerics or versions can differ (vLLM, bfloat16, staleness above 0)."""
+    """`auto`: on wherever numerics or weight versions can differ (vLLM, bfloat16, staleness above 0)."""
     cap: float = Field(default=2.0, gt=0)
     """C: largest factor."""
     mask: tuple[float, float] | None = None
-    """Tokens whose factor lies outside [lowest, highest] are left out of the loss (IcePop); null: none are."""
+    """Tokens whose factor is outside [lowest, highest] are left out of the loss (IcePop); null: no token is."""
 
     @model_validator(mode="after")
     def _mask_holds_one(self) -> CorrectionConfig:
@@ -179,20 +180,20 @@ class CorrectionConfig(Section):
 
 
 class LoraConfig(Section):
-    """Train adapters on all linear layers in place of the whole model."""
+    """Low-rank adapters that are trained instead of the whole model."""
 
     rank: int = Field(default=64, ge=1)
-    """r."""
+    """r: the rank of the adapters."""
     alpha: float = Field(default=64.0, gt=0)
-    """Scale; the adapter's factor is alpha / rank."""
+    """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's input."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter."""
+    """Names of the layers that get an adapter, or all linear layers."""
     send: Literal["auto", "adapter", "merged"] = "auto"
-    """What goes to the generators: the `adapter` alone, which they merge into the weights of `model.path`, or the whole
-    model `merged`. `auto`: the adapter where the engine can take it (not `paced`, and not vLLM with
-    `engine_options.transfer: native`)."""
+    """What is sent to the generators: the `adapter` alone, which they merge into the weights of `model.path`, or the
+    whole model with the adapter `merged`. `auto`: the adapter where the engine can take it (not `paced`, and not vLLM
+    with `engine_options.transfer: native`)."""
 
 
 class LearnerConfig(Section):
@@ -203,15 +204,15 @@ class LearnerConfig(Section):
     zero_stage: Literal[1, 2, 3] = 2
     """DeepSpeed ZeRO stage."""
     prompts_per_step: int = Field(default=16, ge=1)
-    """Groups in one optimiser step; the step trains prompts_per_step x m rollouts."""
+    """Groups in one step, which trains on prompts_per_step x m rollouts."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over `run.steps`."""
+    """Shape of the learning rate after the warm-up, over `run.steps`."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps in which the learning rate rises from 0."""
+    """Steps over which the learning rate rises from 0."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's decoupled weight decay; norms and biases are spared."""
+    """AdamW's decoupled weight decay; not applied to norms and biases."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's betas."""
     epsilon: float = Field(default=1e-8, gt=0)
@@ -219,23 +220,22 @@ class LearnerConfig(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this norm; 0 turns it off."""
     tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Micro-batches are filled up to so many tokens, padding included: the memory of a rank grows with this, not with
-    n."""
+    """Most tokens in a micro-batch, padding included: the memory of a rank grows with this, not with n."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimiser steps over one batch; above 1 the clip below acts."""
+    """Optimiser steps over one batch; the clip below matters only above 1."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The ratio is clipped at 1 - clip_low …"""
+    """Lower clip of the probability ratio: 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
-    """… and at 1 + clip_high."""
+    """Upper clip of the probability ratio: 1 + clip_high."""
     loss: Literal["sequence_mean", "token_mean", "dr_grpo"] = "sequence_mean"
-    """Average over tokens: in each rollout first (the paper), over all tokens of the step, or over
-    `generator.max_tokens` (Dr. GRPO)."""
+    """Average over tokens: in each rollout first (`sequence_mean`, the paper), over all tokens of the step
+    (`token_mean`), or a sum divided by `generator.max_tokens` (`dr_grpo`)."""
     advantage: AdvantageConfig = AdvantageConfig()
     kl: KLConfig = KLConfig()
     correction: CorrectionConfig = CorrectionConfig()
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
-    """Trade compute for memory: activations are made again in the backward pass."""
+    """Save memory by computing activations again in the backward pass."""
     offload_optimizer: bool = False
     """Keep optimiser states in host memory (GPUs)."""
     optimizer: Literal["adamw", "adamw_fused", "adamw_8bit"] = "adamw"
@@ -253,7 +253,7 @@ class LearnerConfig(Section):
     """Seconds after which an update that has not ended is reported as hung."""
 
     def gpus(self, gpus_in_cluster: float) -> float:
-        """Ray GPUs of one rank: as told, else one where the cluster has any."""
+        """Return the Ray GPUs of one rank: `gpus_per_worker`, else one where the cluster has GPUs."""
         if self.gpus_per_worker is not None:
             return self.gpus_per_worker
         return 1.0 if gpus_in_cluster else 0.0
@@ -273,18 +273,18 @@ class LearnerConfig(Section):
 
 
 class WeightsConfig(Section):
-    """The way of new weights to the generators."""
+    """The transfer of new weights to the generators."""
 
     transport: Literal["auto", "nccl", "gloo"] = "auto"
     """`auto`: NCCL where learner and generators have GPUs, else gloo over the host's network."""
     relay: Literal["auto", "node", "off"] = "auto"
-    """Who gets the weights from a neighbour instead of from the learner. `auto`: with NCCL, which takes one process a
-    card, those that share a card (through CUDA IPC); `node`: over gloo, all on one node, so that the bytes cross the
-    network once a node; `off`: nobody."""
+    """Which generators get the weights from a neighbour instead of from the learner. `auto`: with NCCL, which allows one
+    process a card, those that share a card (through CUDA IPC); `node`: with gloo, those that share a node, so that the
+    bytes cross the network once a node; `off`: none."""
     rendezvous_timeout: float = Field(default=60.0, gt=0)
-    """Seconds in which all members of a broadcast group must have met."""
+    """Seconds that the members of a broadcast group have to connect to one another."""
     transfer_timeout: float = Field(default=120.0, gt=0)
-    """Seconds that one transfer may take before its receivers are suspect."""
+    """Seconds that one transfer may take; after that it has failed, and the broadcast group is built anew."""
     bucket_megabytes: float = Field(default=256.0, gt=0)
     """Weights travel in buckets of this size (and ZeRO-3 parameters are gathered in them)."""
     verify: bool = False

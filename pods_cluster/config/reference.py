@@ -1,4 +1,4 @@
-"""The configuration's reference page, made from the models themselves.
+"""The reference page of the configuration, generated from the section classes.
 
 python -m pods_cluster.config.reference > docs/config.md
 """
@@ -19,7 +19,7 @@ from pods_cluster.config.tree import Config
 
 
 def config_reference(model: type[BaseModel] = Config) -> str:
-    """Markdown: a table of field, type, default and meaning for each section, in the order of the tree."""
+    """Return the page as Markdown: for each section a table of field, type, default and meaning."""
     lines = [
         "# Configuration",
         "",
@@ -69,7 +69,7 @@ def _table(model: type[BaseModel], names: list[str]) -> list[str]:
 
 
 def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """The section classes that an annotation names, at any depth."""
+    """Return the section classes that an annotation names, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for part in typing.get_args(annotation) for section in _sections_in(part)]
@@ -147,7 +147,7 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value as it is written in YAML."""
+    """Return a value as it is written in YAML."""
     if isinstance(value, float):
         mantissa, e, exponent = repr(value).partition("e")
         return f"{mantissa}{e}{int(exponent)}" if e else mantissa

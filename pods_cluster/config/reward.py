@@ -32,26 +32,26 @@ class RewardConfig(Section):
     name: str = Field(min_length=1)
     """A built-in reward (`pods rewards` lists them), `package.module:function` or `path/to/file.py:function`."""
     label: str | None = Field(default=None, min_length=1)
-    """Name in metrics and samples; left out: the reward's (a user function's) own."""
+    """Name in metrics and samples; left out: the reward's name, for a user's function that of the function."""
     weight: float = 1.0
-    """Factor of this reward in the sum; 0 reports it without training on it."""
+    """Factor of this reward in the sum; 0: it is measured and not trained on."""
     style: Literal["auto", "trl", "verl"] = "auto"
     """Calling convention of a user function: TRL's `f(prompts, completions, **columns)` or verl's
     `compute_score(...)`; `auto`: by the names of its parameters."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds after which a scorer process that has not answered is killed, and the reward counted as missing."""
+    """Seconds that one call may take; after that the scorer process is killed, and the reward counts as missing."""
     range: tuple[float, float] | None = None
     """Lowest and highest value of a user function; built-in rewards declare theirs. A value outside counts as a
     failure."""
     none: Literal["missing", "skip"] = "missing"
-    """What a None from the function means: the reward is missing (the rollout is excluded), or it does not apply
-    (0)."""
+    """What None from the function means: the reward is missing and the rollout is excluded (`missing`), or it does not
+    apply and is left out of the sum (`skip`)."""
     batch: int = Field(default=1, ge=1)
-    """Most completions in one call of a user function; 1 scores each as soon as it ends."""
+    """Most completions in one call of a user's function; with 1 each is scored as soon as it ends."""
     completions: Literal["auto", "text", "messages"] = "auto"
-    """What a TRL function gets: texts, chat messages, or messages where the prompt is a chat."""
+    """What a TRL function gets: texts, chat messages, or (`auto`) messages where the prompt is a chat."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments handed to the reward."""
+    """Keyword arguments for the reward."""
 
     @property
     def key(self) -> str:
@@ -88,7 +88,7 @@ def check_sum(rewards: Sequence[RewardConfig]) -> None:
 
 
 class ScoringConfig(Section):
-    """The scorer processes beside each generator."""
+    """The scorer processes of each generator worker."""
 
     workers: int = Field(default=1, ge=1)
     """Scorer processes for each generator worker."""

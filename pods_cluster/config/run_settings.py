@@ -1,4 +1,4 @@
-"""One run: how long, where, how often it looks at itself."""
+"""The `run` and `cluster` sections: length, folder, evaluation and checkpoints of a run, and where it runs."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ class EvalConfig(Section):
     every: int = Field(default=10, ge=0)
     """Steps between evaluations (also before the first and after the last step); 0: none."""
     samples: int = Field(default=1, ge=0)
-    """Sampled completions for each row, beside the greedy one; 0: greedy only."""
+    """Sampled completions for each row, in addition to the greedy one; 0: greedy only."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of the sampled completions."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of the sampled completions (evaluation only)."""
+    """Nucleus (top-p) of the sampled completions; for evaluation only."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Longest completion; left out: `generator.max_tokens`."""
 
 
 class CheckpointConfig(Section):
-    """Saved states that `--resume` continues from."""
+    """Checkpoints, from which `--resume` continues."""
 
     every: int = Field(default=20, ge=0)
-    """Steps between checkpoints (one more at the end); 0: only at the end."""
+    """Steps between checkpoints; another one is saved at the end. 0: only at the end."""
     keep: int = Field(default=3, ge=1)
-    """Newest checkpoints kept."""
+    """How many of the newest checkpoints are kept."""
 
 
 class RunConfig(Section):
-    """The run itself."""
+    """The name, length and output of the run."""
 
     name: str = Field(min_length=1)
-    """Name of the run; its folder and its actors are called so."""
+    """Name of the run, also of its folder and its Ray actors."""
     dir: str = "runs"
     """Folder in which the run's folder is made."""
     steps: int = Field(default=100, ge=1)
     """Optimiser steps."""
     max_seconds: float | None = Field(default=None, gt=0)
-    """Seconds of work after which the run ends as after its last step (the paper's stop). Evaluations and checkpoints do
-    not count; a resumed run goes on counting. Left out: `steps` alone decides."""
+    """Seconds of work after which the run ends as it does after its last step (how the paper's runs stop). Evaluations
+    and checkpoints do not count; a resumed run goes on counting. Left out: only `steps` counts."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the prompt order, of sampling and of ties in selection."""
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples_every: int = Field(default=5, ge=0)
-    """Steps between saved groups of rollouts, for people to read; 0: none."""
+    """Steps between samples of whole groups of rollouts, saved for people to read; 0: none."""
     samples_groups: int = Field(default=2, ge=1)
-    """Whole groups saved each time."""
+    """Groups saved each time."""
     step_timeout: float = Field(default=3600.0, gt=0)
-    """Seconds that the rollouts of one step may take before the run stops with what it waits for."""
+    """Seconds that the rollouts of one step may take; after that the run stops and says what it was waiting for."""
     export: bool = True
     """Write the final model in Hugging Face format."""
     tensorboard: bool = False
@@ -75,12 +75,12 @@ class ClusterConfig(Section):
     """The Ray cluster."""
 
     address: str = "auto"
-    """`auto`: the cluster of RAY_ADDRESS (a Ray job has it set), else a local one is started; `local`: always a local
-    one; or host:port."""
+    """`auto`: the cluster of RAY_ADDRESS (set in a Ray job), else a new local one; `local`: always a new local one; or
+    host:port."""
     placement_timeout: float = Field(default=120.0, gt=0)
-    """Seconds that the cluster may take to place the pools before the run stops, saying what is missing."""
+    """Seconds that the cluster may take to place the pools; after that the run stops and says what is missing."""
     scale_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that a change of the pools' sizes may wait for room in the cluster; then the run goes on with what it
-    has."""
+    """Seconds that a change of the pools' sizes may wait for room in the cluster; after that the run goes on with what
+    it has."""
     drain_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that a generator which leaves may take to finish its rollouts; then their prompts go to the others."""
+    """Seconds that a generator which leaves may take to finish its rollouts; after that their prompts go to others."""

@@ -1,4 +1,4 @@
-"""The whole configuration and the rules that hold between its sections."""
+"""The whole configuration, and the rules between its sections."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()
     staleness: int = Field(default=0, ge=0)
-    """k: a rollout trains at learner version V only if V - (oldest version of its tokens) <= k; 0 is on-policy."""
+    """k: a rollout is trained on at learner version V only if V - (oldest version of its tokens) <= k; 0 is on-policy."""
     run: RunConfig
     cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="before")
     @classmethod
     def _no_evaluation_without_rows(cls, tree: Any) -> Any:
-        """The default of `run.eval.every` is for runs with held-out rows: without any, the resolved value is 0."""
+        """Resolve `run.eval.every` to 0 in runs without held-out rows, for which its default is not meant."""
         if (
             not isinstance(tree, dict)
             or not isinstance(tree.get("run"), dict)
@@ -101,7 +101,7 @@ class Config(Section):
         return self
 
     def _cards_are_possible(self) -> None:
-        """NCCL refuses two processes on one card: neighbours pass the weights on, but not everything can."""
+        """Refuse divisions of cards that cannot work: NCCL refuses two processes on one card."""
         generator, learner, weights = self.generator, self.learner, self.weights
         part = learner.gpus_per_worker or 0.0
         if 0 < part <= 0.5 and learner.workers > 1:
@@ -176,7 +176,7 @@ class Config(Section):
 
     @property
     def sends_adapter(self) -> bool:
-        """Whether a weight version travels as an adapter on `model.path`, not as the whole model."""
+        """Whether a weight version is sent as an adapter on `model.path` instead of the whole model."""
         lora = self.learner.lora
         return lora is not None and lora.send != "merged" and self._engine_takes_adapters
 

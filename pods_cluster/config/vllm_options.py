@@ -1,6 +1,6 @@
-"""`generator.engine_options` for vLLM: which are ours, which follow from other settings, which cannot be set.
+"""`generator.engine_options` for vLLM: options of our own, and options of vLLM that cannot be set here.
 
-Names that vLLM itself does not have are found where it can be imported (`generation.engines.vllm.arguments`).
+Names that vLLM does not know are refused where it can be imported (`generation.engines.vllm.arguments`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CHOICES = {
 
 
 def split_options(options: Mapping[str, Any], temperature: float) -> tuple[VllmOptions, dict[str, Any]]:
-    """Our options and those for vLLM. Raises ValueError that names the option, its value and the fix."""
+    """Split options into our own and those for vLLM. Raises ValueError with the option, its value and the fix."""
     own: dict[str, Any] = {}
     passed: dict[str, Any] = {}
     for name, value in options.items():
