@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -79,3 +80,10 @@ def pages() -> Iterator[Page]:
 
 
 ALL = list(pages())
+
+
+@cache
+def package() -> dict[Path, ast.Module]:
+    """The modules of the package, parsed, by their path in the repository."""
+    paths = sorted((ROOT / "pods_cluster").rglob("*.py"))
+    return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.pages import ALL, ROOT
+from tests.docs.pages import ALL, ROOT, package
 
 PAGE = next(page for page in ALL if page.path == Path("CONTRIBUTING.md"))
 PACKAGE = ROOT / "pods_cluster"
-MODULES = {path.relative_to(PACKAGE.parent): path for path in PACKAGE.rglob("*.py")}
+MODULES = package()
 
 
 def test_every_room_has_its_row() -> None:
@@ -40,11 +40,10 @@ def test_config_imports_nothing_heavy() -> None:
 def test_deepspeed_and_vllm_are_imported_in_their_rooms_only() -> None:
     """Anywhere in a module, also in its functions."""
     rooms = {"deepspeed": PACKAGE / "learning", "vllm": PACKAGE / "generation" / "engines" / "vllm"}
-    for path in MODULES.values():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for path, tree in MODULES.items():
         imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
         for name in {name.split(".")[0] for node in imports for name in _names(node)} & rooms.keys():
-            assert path.is_relative_to(rooms[name]), f"{path.relative_to(ROOT)} imports {name}"
+            assert (ROOT / path).is_relative_to(rooms[name]), f"{path} imports {name}"
 
 
 def test_the_exercise_has_ten_questions_with_answers() -> None:
@@ -53,9 +52,9 @@ def test_the_exercise_has_ten_questions_with_answers() -> None:
     answers = re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| `(\w+)` \|$", section, re.MULTILINE)
     assert questions == [number for number, _, _ in answers] == [str(number) for number in range(1, 11)]
     for number, name, symbol in answers:
-        path = PACKAGE / name
-        assert path.is_file(), f"answer {number}: there is no pods_cluster/{name}"
-        defined = set(_defined(ast.parse(path.read_text(encoding="utf-8"))))
+        path = Path("pods_cluster") / name
+        assert path in MODULES, f"answer {number}: there is no {path}"
+        defined = set(_defined(MODULES[path]))
         assert symbol in defined, f"answer {number}: {name} has no {symbol}"
 
 
@@ -104,7 +103,7 @@ def _read(path: Path) -> tuple[set[Path], set[str]]:
     if path not in _imports:
         own: set[Path] = {parent / "__init__.py" for parent in path.parents} & MODULES.keys() - {path}
         foreign: set[str] = set()
-        for node in _at_import(ast.parse(MODULES[path].read_text(encoding="utf-8")).body):
+        for node in _at_import(MODULES[path].body):
             for name in _names(node):
                 if name.split(".")[0] == "pods_cluster":
                     own |= _files(name)

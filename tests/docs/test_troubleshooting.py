@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.telemetry.health import RULES
-from tests.docs.pages import ALL, ROOT
+from tests.docs.pages import ALL, package
 
 PAGE = next(page for page in ALL if page.path == Path("docs/troubleshooting.md"))
 TOLD_BY = {"event": 0, "notice": 0, "_notice": 0, "warning": 0, "_tell_once": 1}
@@ -22,14 +22,14 @@ def test_every_health_rule_has_its_paragraph() -> None:
 
 
 def test_every_kind_of_event_is_explained_and_none_that_is_not_there() -> None:
-    emitted = {kind for tree in _trees() for kind, _ in _told(tree)}
+    emitted = {kind for tree in package().values() for kind, _ in _told(tree)}
     assert {"failed", "worker_failed", "telemetry"} <= emitted
     assert _first_column("Events") == emitted
 
 
 def test_events_have_the_levels_that_the_page_says() -> None:
     levels: dict[str, set[str]] = {}
-    for kind, level in (told for tree in _trees() for told in _told(tree)):
+    for kind, level in (told for tree in package().values() for told in _told(tree)):
         levels.setdefault(kind, set()).add(level)
     shown = {kind: set(cells[1].split(" or ")) for cells in _rows("Events") for kind in _names(cells[0])}
     assert {kind: found for kind, found in levels.items() if "?" not in found and shown[kind] != found} == {}
@@ -41,7 +41,7 @@ def test_every_kind_of_failed_reward_is_explained() -> None:
 
 def test_every_error_is_explained_and_none_that_is_not_there() -> None:
     bases = {node.name: [ast.unparse(base) for base in node.bases]
-             for tree in _trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
+             for tree in package().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
 
     def is_error(name: str) -> bool:
         return any(base in BUILTIN or is_error(base.rpartition(".")[2]) for base in bases.get(name, ()))
@@ -65,11 +65,6 @@ def _rows(title: str) -> list[list[str]]:
 
 def _names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def _trees() -> Iterator[ast.Module]:
-    for path in sorted((ROOT / "pods_cluster").rglob("*.py")):
-        yield ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _told(tree: ast.Module) -> Iterator[tuple[str, str]]:
