@@ -1,4 +1,4 @@
-"""Chat templates rendered with jinja2 alone, by the rules that Hugging Face tokenizers render them with."""
+"""Rendering of chat templates with jinja2 alone, by the rules of Hugging Face tokenizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CUT = "\x00continue-here\x00"
 
 
 class ChatTemplateError(ValueError):
-    """A template that is not valid, or that refuses the conversation."""
+    """A chat template that is not valid, or that refuses the conversation."""
 
 
 class _GenerationTag(Extension):
@@ -41,7 +41,7 @@ def render_chat(
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
 ) -> str:
-    """The conversation as the template writes it. `special_tokens`: bos_token, eos_token, … as texts; `tools`: what the
+    """Render a conversation by a template. `special_tokens` are bos_token, eos_token, … as texts; `tools` is what the
     model may call, as JSON-able objects.
 
     Raises ChatTemplateError: a syntax error, or a template's own refusal (roles that it does not take).
@@ -75,7 +75,7 @@ def _compile(template: str) -> Template:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Jinja's own filter escapes HTML; a prompt must not be."""
+    """Write JSON without the HTML escapes of jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 

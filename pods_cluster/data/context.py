@@ -1,4 +1,4 @@
-"""How long a prompt may be: the model's context less what a completion may take of it."""
+"""The longest prompt that a run serves: the model's context less the longest completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_
 
 
 def model_context(path: str) -> int | None:
-    """The context of a model in tokens, from its `config.json`; None where it has no limit, or none that is known.
+    """Return the context of a model in tokens, from its `config.json`; None where it has no limit, or no known one.
 
     A hub name is looked up in the local cache alone.
     """
@@ -40,7 +40,7 @@ def model_context(path: str) -> int | None:
 
 
 def prompt_limit(config: Config) -> int:
-    """Tokens of the longest prompt that a run serves: `data.max_prompt_tokens`, or less where the context is shorter.
+    """Return the longest prompt in tokens: `data.max_prompt_tokens`, or less where the context is shorter.
 
     Raises DataError when `generator.max_tokens` leaves no room for a prompt.
     """

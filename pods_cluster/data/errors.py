@@ -1,4 +1,4 @@
-"""What goes wrong with data: always a field of the configuration, its value and the fix."""
+"""Errors in data. The text names a field of the configuration, its value and the fix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class DataError(ConfigError):
 
 
 class RowError(DataError):
-    """One row that cannot become a prompt; the text names the row."""
+    """A row that cannot be rendered to a prompt. The text names the row."""
 
 
 def closest(value: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` where one of `known` is close to `value`, else an empty text."""
+    """Return ` (did you mean 'x'?)` where one of `known` is close to `value`, else an empty text."""
     match = difflib.get_close_matches(value, list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,4 +1,4 @@
-"""A slow second look at a JSON file that the `datasets` library could not read: its fault, or its rows."""
+"""A slow, exact reading of a JSON file that the `datasets` library could not read: it finds the fault, or the rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def first_fault(path: Path) -> str | None:
-    """Where and why the file is no table of JSON objects (`line 3: …`), or None when plain JSON finds no fault."""
+    """Say where and why the file is no table of JSON objects (`line 3 …`); None when plain JSON finds no fault."""
     try:
         return _array_fault(path) if is_array(path) else _lines_fault(path)
     except OSError as error:
@@ -24,7 +24,7 @@ _HALF_PAIR = re.compile(
 
 
 def half_pair(path: Path) -> str | None:
-    r"""The line that holds half of a surrogate pair (`"\ud800"`), which JSON allows and no text can hold; or None."""
+    r"""Name the line that holds half of a surrogate pair (`"\ud800"`), which JSON allows and no text can hold; or None."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if b"\\u" not in line:
@@ -50,7 +50,7 @@ def is_utf8(path: Path) -> bool:
 
 
 def read_objects(path: Path) -> list[dict[str, Any]] | None:
-    """The rows of a file without a fault (lines, or an array); None when it is one document that is no table."""
+    """Return the rows of a file without a fault (lines, or an array); None when it is one document and no table."""
     if is_array(path):
         return json.loads(path.read_bytes())
     if path.suffix == ".json" and _is_one_document(path):

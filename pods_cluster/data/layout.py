@@ -1,4 +1,4 @@
-"""Which columns of a dataset hold the prompt and the answer.
+"""The layout of a dataset: the columns that hold the prompt and the answer.
 
 Three layouts need no renaming: plain columns named by `data.prompt` and `data.answer`; TRL's `prompt` (a text or chat
 messages) beside columns that its reward functions take by name; verl's `{prompt: [messages], reward_model:
@@ -20,21 +20,21 @@ PROMPT_ALIASES = ("prompt", "messages", "question", "problem", "query", "instruc
 ANSWER_ALIASES = ("answer", "ground_truth", "solution", "label", "target", "final_answer")
 VERL_ANSWER = ("reward_model", "ground_truth")
 TOOLS = "tools"
-"""Column of the tools that a chat template may write into the prompt."""
+"""The column of tools, which a chat template may write into the prompt."""
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where prompt and answer lie in a row; `answer` is a path of keys, or None when no reward needs one."""
+    """The columns of prompt and answer; `answer` is a path of keys, None where no reward needs one."""
 
     kind: Literal["columns", "trl", "verl"]
     prompt: str
     answer: tuple[str, ...] | None
 
     def prompt_of(self, row: Mapping[str, Any], index: int) -> str | list[Message]:
-        """The row's prompt: a text, or chat messages with text content. Raises RowError."""
+        """Return the row's prompt: a text, or chat messages with text content. Raises RowError."""
         value = row.get(self.prompt)
         if isinstance(value, str) and value.strip():
             return value
@@ -49,7 +49,7 @@ class Layout:
         )
 
     def answer_of(self, row: Mapping[str, Any]) -> str | None:
-        """The row's reference answer as a text (lists and objects as JSON), or None when the row has none."""
+        """Return the row's reference answer as a text (lists and objects as JSON), or None when it has none."""
         if self.answer is None:
             return None
         value: Any = row
@@ -58,7 +58,7 @@ class Layout:
         return as_text(value)
 
     def tools_of(self, row: Mapping[str, Any], index: int) -> list[Any] | None:
-        """The row's tools for the chat template, from a column `tools` (a list, or its JSON). Raises RowError."""
+        """Return the row's tools for the chat template, from a column `tools` (a list, or its JSON). Raises RowError."""
         value = row.get(TOOLS)
         if isinstance(value, str) and value.strip():
             try:
@@ -72,12 +72,12 @@ class Layout:
         return without_padding(value)
 
     def columns_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What reward functions get by name: every column but `prompt`, which they get as `prompts`."""
+        """Return what reward functions get by name: every column but `prompt`, which they get as `prompts`."""
         return {name: value for name, value in row.items() if name != "prompt"}
 
 
 def recognise(columns: Sequence[str], first_row: Mapping[str, Any], data: DataConfig) -> Layout:
-    """The layout of a dataset with these columns. Raises DataError naming data.prompt or data.answer."""
+    """Recognise the layout of a dataset by its columns. Raises DataError naming data.prompt or data.answer."""
     if data.prompt not in columns:
         raise DataError(_missing("data.prompt", data.prompt, columns, PROMPT_ALIASES))
     messages = not isinstance(first_row.get(data.prompt), str)
@@ -122,7 +122,7 @@ def _holds(row: Mapping[str, Any], path: Sequence[str]) -> bool:
 
 
 def _message(value: Any, column: str, index: int) -> Message:
-    """One chat message without the empty fields that a table gives each row, its text parts joined."""
+    """Return a chat message without the empty fields that a table gives each row, and with its text parts joined."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise RowError(
             f"data.prompt: column {column!r} of row {index} holds {_short(value)}, which is not a chat message "

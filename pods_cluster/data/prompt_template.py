@@ -1,4 +1,4 @@
-"""Prompt templates: the words around a row's prompt that ask for a form which a reward can check."""
+"""Prompt templates: words around a row's prompt that ask for an answer in a form that a reward can check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATES = {
 
 
 def resolve_template(value: str) -> str:
-    """The text of a template given by name, as a text with `{prompt}`, or as a path to one. Raises DataError."""
+    """Return the text of a template given by name, as a text with `{prompt}`, or as a path to one. Raises DataError."""
     if value in TEMPLATES:
         return TEMPLATES[value]
     if PLACE in value:
@@ -44,7 +44,7 @@ def fill_template(text: str, prompt: str) -> str:
 
 
 def read_text(path: Path, field: str) -> str:
-    """A UTF-8 file that `field` points to. Raises DataError."""
+    """Read a UTF-8 file that `field` points to. Raises DataError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

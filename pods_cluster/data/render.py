@@ -1,4 +1,4 @@
-"""A row of the dataset to a `Prompt`: template, system message, chat template, token ids."""
+"""Rendering of a row of the dataset to a `Prompt`: template, system message, chat template, token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pods_cluster.types import Prompt
 
 
 class PromptRenderer:
-    """Renders rows; made once for a dataset, so that what is wrong for every row is refused before the first.
+    """Renders the rows of one dataset. What is wrong for every row is refused before the first.
 
     A text prompt is put into `data.template`; of chat messages the last user message is. `data.system` goes before
     a prompt that has no system message of its own. `Prompt.messages` is set only where the dataset's prompt was a list
@@ -28,7 +28,7 @@ class PromptRenderer:
         tokenizer: PromptTokenizer,
         answers: Sequence[str | None] | None = None,
     ) -> None:
-        """`answers`: the rows' answers as they are written in the file, where a table would change them.
+        """`answers` are the rows' answers as the file has them, given where a table would change them.
 
         Raises DataError: no such template, or a chat without a chat template.
         """
@@ -46,7 +46,7 @@ class PromptRenderer:
             )
 
     def __call__(self, epoch: int, index: int, row: Mapping[str, Any]) -> Prompt:
-        """Render row `index`. Raises RowError: no prompt in it, refused by the chat template, no tokens."""
+        """Render row `index`. Raises RowError when it has no prompt, the chat template refuses it, or it has no tokens."""
         source = self.layout.prompt_of(row, index)
         messages = self._messages(source)
         if self.chat:
@@ -68,7 +68,7 @@ class PromptRenderer:
         )
 
     def _messages(self, source: str | list[Message]) -> list[Message]:
-        """The conversation, template and system message put in."""
+        """Return the conversation with template and system message."""
         if isinstance(source, str):
             messages = [{"role": "user", "content": fill_template(self.template, source)}]
         else:
@@ -101,7 +101,7 @@ class PromptRenderer:
         return str(text)
 
     def _encode_chat(self, text: str, index: int) -> tuple[int, ...]:
-        """The template has written every special token itself, so none is added."""
+        """Encode a rendered chat. The template has written every special token itself, so none is added."""
         ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         if self._starts_twice(ids):
             raise RowError(
@@ -111,7 +111,7 @@ class PromptRenderer:
         return ids
 
     def _render_plain(self, messages: list[Message], index: int) -> str:
-        """The texts, a blank line between them: a plain prompt has no roles."""
+        """Join the texts by blank lines: a plain prompt has no roles."""
         roles = [message["role"] for message in messages]
         if not set(roles) <= {"system", "user"} or roles.count("user") != 1:
             raise RowError(
@@ -121,7 +121,7 @@ class PromptRenderer:
         return "\n\n".join(message["content"] for message in messages)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
-        """As the tokenizer does it, with its special tokens; a start token in the text is not doubled."""
+        """Encode as the tokenizer does, with its special tokens; a start token in the text is not doubled."""
         ids = tuple(self.tokenizer.encode(text, add_special_tokens=True))
         return ids[1:] if self._starts_twice(ids) else ids
 

@@ -1,4 +1,4 @@
-"""`train`, `train[:500]`, `train[10%:]`: a split's name and the part of its rows that is meant."""
+"""Splits as the configuration writes them: `train`, `train[:500]`, `train[10%:]`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _SPLIT = re.compile(rf"(?P<name>[A-Za-z0-9._-]+)(?:\[(?P<start>{_BOUND})?:(?P<st
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A named split and the bounds written behind it, still as texts: percentages need the number of rows."""
+    """A split's name and the bounds behind it, still as texts: percentages need the number of rows."""
 
     name: str
     start: str | None = None
     stop: str | None = None
 
     def span(self, rows: int) -> range:
-        """The row indices that are meant, of `rows` in the whole split."""
+        """Return the range of row indices, of `rows` in the whole split."""
         start = 0 if self.start is None else _resolve(self.start, rows)
         stop = rows if self.stop is None else _resolve(self.stop, rows)
         return range(start, max(start, stop))
 
 
 def parse_split(text: str, field: str) -> Split:
-    """Read a split as it is written in the configuration. Raises DataError, naming `field`."""
+    """Parse a split. Raises DataError naming `field`."""
     match = _SPLIT.fullmatch(text.strip())
     if match is None:
         raise DataError(
@@ -38,6 +38,6 @@ def parse_split(text: str, field: str) -> Split:
 
 
 def _resolve(bound: str, rows: int) -> int:
-    """One bound as an index in [0, rows]; negative ones count from the end, percentages round to the nearest row."""
+    """Return a bound as an index in [0, rows]; negative ones count from the end, percentages round to the nearest row."""
     index = round(int(bound[:-1]) * rows / 100) if bound.endswith("%") else int(bound)
     return min(max(index + rows if index < 0 else index, 0), rows)

@@ -1,4 +1,4 @@
-"""Rows from a file, a folder, a saved dataset or the Hugging Face hub: memory-mapped, addressed by index.
+"""Loading of rows from a file, a folder, a saved dataset or the Hugging Face hub: memory-mapped, by index.
 
 The `datasets` library does the reading; it is imported on the first load and imports no torch.
 """
@@ -36,7 +36,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Loaded rows and where they come from.
+    """Loaded rows and their origin.
 
     `origin` names the whole split (resolved path or hub name, subset, split; the split is empty for one file), `span`
     the part of its rows that was taken: two sources share rows when their origins are equal and their spans meet.
@@ -52,7 +52,7 @@ class Source:
 
 
 def load_source(path: str, name: str | None, split: str, limit: int | None = None, *, field: str = "data") -> Source:
-    """Load the rows of `split` (of at most `limit`, from the first) that `path` holds.
+    """Load the rows of `split` at `path`, at most the first `limit` of them.
 
     `path`: a JSONL, JSON or parquet file, a folder of them, a folder written by `Dataset.save_to_disk`, or a hub name
     with `name` as its subset (`a+b`: one after the other). Of one file the split's name is ignored, its bounds
@@ -85,7 +85,7 @@ def load_source(path: str, name: str | None, split: str, limit: int | None = Non
 
 
 def first_blank(rows: Dataset, column: str) -> int | None:
-    """Index of the first row whose text is null or blank, or whose list is null or empty; None where there is none."""
+    """Return the index of the first row whose text is null or blank, or whose list is null or empty; None without any."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -130,7 +130,7 @@ def _load_file(place: Path, path: str, field: str) -> Dataset:
 
 
 def _from_objects(objects: list[dict[str, Any]], path: str, field: str) -> Dataset:
-    """A table in memory, for rows whose columns change along the file (the library infers them by block)."""
+    """Make a table in memory, for rows whose columns change along the file (the library infers them by block)."""
     from datasets import Dataset
 
     names = dict.fromkeys(name for item in objects for name in item)
@@ -214,7 +214,7 @@ def _load_hub(path: str, name: str | None, wanted: Split, field: str) -> Dataset
 
 
 def _subsets(load: Callable[[str | None], Any], path: str, name: str | None, wanted: Split, field: str) -> Dataset:
-    """The split of one subset, or of several (`algebra+geometry`) one after the other."""
+    """Load the split of one subset, or of several (`algebra+geometry`) one after the other."""
     names = [None] if name is None else [part.strip() for part in name.split("+")]
     if "" in names or len(set(names)) < len(names):
         raise DataError(f"{field}.name: {name!r} names an empty subset or one twice; write them as in algebra+geometry")
@@ -266,7 +266,7 @@ def _unreadable(files: list[Path], path: str, error: Exception, field: str) -> s
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason: the library wraps what went wrong in a text that says only that something did."""
+    """Return the innermost reason: the library wraps it in errors that say only that something failed."""
     while (inner := error.__cause__ or error.__context__) is not None and type(error).__module__.startswith("datasets"):
         error = inner
     return f"{type(error).__name__}: {str(error).strip()}".rstrip(": ")
@@ -274,7 +274,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars for local files: they take a moment, and the bars tear up a log."""
+    """Turn off progress bars for local files: they load in a moment, and the bars spoil a log."""
     from datasets import disable_progress_bars, enable_progress_bars
     from datasets.utils import are_progress_bars_disabled
 

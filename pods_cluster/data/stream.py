@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Int64
 
 from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.source import Rows
@@ -20,22 +20,22 @@ Render = Callable[[int, int, Mapping[str, Any]], Prompt]
 _STREAM = 0x70726F6D70740000  # sets the order apart from every other use of the run's seed
 _SAMPLED_ROWS = 32
 FAILED_ROWS = 100
-"""So many rows that cannot be rendered, and none that can, are a fault of the configuration and not of the rows."""
+"""When the first rows, this many, all fail to render, the configuration is at fault and not the rows."""
 REMEMBERED_FAILURES = 20
 
 
-def epoch_order(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
-    """A permutation of `rows` row indices: a pure function of its arguments.
+def epoch_order(seed: int, epoch: int, rows: int) -> Int64[np.ndarray, " rows"]:
+    """Return a permutation of `rows` row indices, as a pure function of the arguments.
 
-    It sorts raw output of PCG64, which NumPy keeps stable across releases (`Generator.permutation` it does not), so a
-    run resumes in the same order after an upgrade.
+    It sorts the raw output of PCG64, which NumPy keeps stable across releases, unlike `Generator.permutation`: a run
+    resumes in the same order after an upgrade.
     """
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_STREAM, epoch)))
     return np.argsort(bits.random_raw(rows), kind="stable")
 
 
 def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
-    """Number of rows, columns, and a hash of rows spread evenly from the first to the last."""
+    """Identify a dataset by its number of rows, its columns, and a hash of rows spread evenly over it."""
     picked = np.unique(np.linspace(0, len(rows) - 1, num=min(len(rows), _SAMPLED_ROWS)).astype(int)).tolist()
     digest = hashlib.sha256()
     for index in picked:
@@ -44,8 +44,7 @@ def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
 
 
 class PromptStream:
-    """Prompts in a seeded order, epoch after epoch; those that are over-long or cannot be rendered are left out, and
-    counted.
+    """Serves prompts in a seeded order, epoch after epoch; over-long ones and rows that fail to render are counted.
 
     Invariant: over any interleaving of `next`, `give_back`, `state` and `restore`, each (epoch, row) is served exactly
     once, a prompt that was given back not counting as served. Rows are rendered and tokenised when they are served.
@@ -71,19 +70,19 @@ class PromptStream:
         self.max_prompt_tokens = max_prompt_tokens
         self.fingerprint = dataset_fingerprint(rows)
         self.epoch = 0
-        """Epoch of the next fresh row."""
+        """Epoch of the next new row."""
         self.served = 0
-        """Prompts handed out, less those given back."""
+        """Prompts served, less those given back."""
         self.taken = 0
-        """Prompts handed out by this object, those served again counted again."""
+        """Prompts served by this object; those served again count again."""
         self.dropped = 0
-        """Over-long prompts met so far; the same row counts once in each epoch."""
+        """Over-long prompts so far; a row counts once in each epoch."""
         self.failed = 0
-        """Rows met so far that could not be rendered; the same row counts once in each epoch."""
+        """Rows so far that failed to render; a row counts once in each epoch."""
         self.failures: deque[RowError] = deque(maxlen=REMEMBERED_FAILURES)
-        """Why the newest of them could not."""
+        """The causes of the newest of these failures."""
         self.note: str | None = None
-        """What a person should know of the last `restore`."""
+        """A remark for the user about the last `restore`, or None."""
         self._changed = changed
         self._first_failure: RowError | None = None
         self._position = 0  # rows of this epoch's order that are behind us
@@ -98,21 +97,21 @@ class PromptStream:
 
     @property
     def position(self) -> int:
-        """Rows of this epoch that were served or dropped."""
+        """Rows of this epoch that were served or left out."""
         return self._position
 
     @property
     def epochs(self) -> float:
-        """Passes over the rows so far, the present one as a fraction."""
+        """Passes over the rows so far, the current one as a fraction."""
         return self.epoch + self._position / len(self)
 
     @property
     def returned(self) -> int:
-        """Prompts that were given back and wait to be served again."""
+        """How many prompts were given back and wait to be served again."""
         return len(self._returned)
 
     def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts, those given back first; runs on into the next epoch.
+        """Serve the next `count` prompts, those given back first, across the end of an epoch.
 
         Raises DataError when a whole epoch holds no prompt within the limit, and the RowError of the first row when
         `FAILED_ROWS`, or a whole epoch, cannot be rendered; the prompts taken before it are then given back.
@@ -122,7 +121,7 @@ class PromptStream:
         taken: list[Prompt] = []
         try:
             while len(taken) < count:
-                taken.append(self._again() if self._returned else self._fresh())
+                taken.append(self._next_returned() if self._returned else self._next_new())
         except Exception:
             self._returned.extendleft((prompt.epoch, prompt.row) for prompt in reversed(taken))
             raise
@@ -141,13 +140,13 @@ class PromptStream:
         self.served -= len(places)
 
     def state(self, in_flight: Iterable[Prompt | GroupId] = ()) -> dict[str, Any]:
-        """Where the stream stands, as JSON-able values.
+        """Return the position of the stream as JSON-able values.
 
         `in_flight`: prompts that are out and untrained; in the state (not in this stream) they count as given back, so
         that a resumed run serves them again.
         """
-        flying = [(item.epoch, item.row) for item in in_flight]
-        self._check_served(flying)
+        rows_out = [(item.epoch, item.row) for item in in_flight]
+        self._check_served(rows_out)
         return {
             "version": 1,
             "dataset": dict(self.fingerprint),
@@ -157,10 +156,10 @@ class PromptStream:
             "position": self._position,
             "fits": self._fits,
             "shortest": self._shortest,
-            "served": self.served - len(flying),
+            "served": self.served - len(rows_out),
             "dropped": self.dropped,
             "failed": self.failed,
-            "returned": [list(place) for place in (*self._returned, *flying)],
+            "returned": [list(place) for place in (*self._returned, *rows_out)],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -196,16 +195,16 @@ class PromptStream:
         self.served, self.dropped, self.failed = served, dropped, failed
         self._returned = deque(returned)
 
-    def _again(self) -> Prompt:
+    def _next_returned(self) -> Prompt:
         epoch, row = self._returned[0]
         prompt = self.render(epoch, row, self.rows[row])
         self._returned.popleft()
         return prompt
 
-    def _fresh(self) -> Prompt:
+    def _next_new(self) -> Prompt:
         while True:
             if self._position == len(self):
-                self._turn_over()
+                self._start_epoch()
             row = int(self._order[self._position])
             try:
                 prompt = self.render(self.epoch, row, self.rows[row])
@@ -228,7 +227,7 @@ class PromptStream:
         self._position += 1
         self.failed += 1
 
-    def _turn_over(self) -> None:
+    def _start_epoch(self) -> None:
         if not self._fits:
             raise DataError(
                 f"data.max_prompt_tokens: {self.max_prompt_tokens} is less than the shortest of all {len(self)} "
@@ -238,7 +237,7 @@ class PromptStream:
         self._position = self._fits = self._shortest = 0
         self._order = self._order_of(self.epoch)
 
-    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+    def _order_of(self, epoch: int) -> Int64[np.ndarray, " rows"]:
         return epoch_order(self.seed, epoch, len(self)) if self.shuffle else np.arange(len(self))
 
     def _check_served(self, places: list[tuple[int, int]]) -> None:
@@ -273,7 +272,7 @@ class PromptStream:
                 )
 
     def _other_dataset(self, state: Mapping[str, Any]) -> str | None:
-        """How the dataset of a state differs from this one; None where it is the same."""
+        """Say how the dataset of a state differs from this one; None where it is the same."""
         was, now = state["dataset"], self.fingerprint
         if was == now:
             return None
@@ -282,7 +281,7 @@ class PromptStream:
 
 
 def _plain(value: Any) -> str:
-    """A stable text for values that JSON has none for."""
+    """Return a stable text for a value that JSON cannot hold."""
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if hasattr(value, "isoformat") else type(value).__name__

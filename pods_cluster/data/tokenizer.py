@@ -1,4 +1,4 @@
-"""The tokenizer as the data needs it: a chat template to text, and text to ids.
+"""The tokenizer for prompts: it renders a chat template to text and encodes text to ids.
 
 `AutoTokenizer` serves a run; it imports torch. `LightTokenizer` reads the same files with `tokenizers` and `jinja2`
 alone, so that a configuration can be checked, and a prompt rendered, where torch is not wanted.
@@ -26,7 +26,7 @@ LIGHT_FILES = (
 
 
 class PromptTokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that prompts go through. `AutoTokenizer`'s classes have it as they are."""
+    """The part of a Hugging Face tokenizer that prompts need; the classes behind `AutoTokenizer` have it."""
 
     @property
     def chat_template(self) -> Any: ...
@@ -49,7 +49,7 @@ class PromptTokenizer(Protocol):
 
 
 class LightTokenizer:
-    """`tokenizer.json` and its chat template without transformers or torch, with the same results."""
+    """Reads `tokenizer.json` and its chat template without transformers or torch, with the same results."""
 
     def __init__(self, backend: Any, special_tokens: Mapping[str, str], chat_template: str | None) -> None:
         self.backend = backend
@@ -58,7 +58,7 @@ class LightTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> LightTokenizer:
-        """Raises FileNotFoundError where the folder has no `tokenizer.json`."""
+        """Load the tokenizer of a folder. Raises FileNotFoundError where it has no `tokenizer.json`."""
         from tokenizers import Tokenizer
 
         file = folder / "tokenizer.json"
@@ -91,7 +91,7 @@ class LightTokenizer:
         tokenize: bool = False,
         tools: Sequence[Any] | None = None,
     ) -> Any:
-        """The conversation as text, or as ids with `tokenize`. Raises ChatTemplateError."""
+        """Render the conversation to text, with `tokenize` to ids. Raises ChatTemplateError."""
         template = chat_template or self.chat_template
         if template is None:
             raise ChatTemplateError("the tokenizer has no chat template")
@@ -107,7 +107,7 @@ class LightTokenizer:
 
 
 def load_tokenizer(model: ModelConfig, *, light: bool = False) -> PromptTokenizer:
-    """The tokenizer of `model.path`, with `model.chat_template` in place of its own where that is set.
+    """Load the tokenizer of `model.path`, with `model.chat_template` instead of its own where that is set.
 
     `light`: without torch where the folder (or the hub repository) has a `tokenizer.json`; else as a run loads it.
     Raises DataError naming model.path.
@@ -130,7 +130,7 @@ def load_tokenizer(model: ModelConfig, *, light: bool = False) -> PromptTokenize
 
 
 def resolve_chat_template(value: str | None) -> str | None:
-    """`model.chat_template` as text: it is one, or a path to one. Raises DataError."""
+    """Return `model.chat_template` as text: it is one, or a path to one. Raises DataError."""
     if value is None or "{" in value or "\n" in value:
         return value
     path = Path(value).expanduser()
@@ -162,7 +162,7 @@ def _load_light(model: ModelConfig) -> LightTokenizer | None:
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The default chat template; a file of its own goes before the settings."""
+    """Return the default chat template; a file of its own takes precedence over the settings."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Values of a JSON file as its author wrote them.
+"""Values of a JSON file exactly as they are written there.
 
 Arrow gives a whole column one type: `2` becomes 2.0 beside 0.5, and texts that look like dates become time stamps. A
 reference answer is compared as text, so it is read again from the file, number by number as it stands there.
@@ -16,18 +16,18 @@ from pods_cluster.data.json_faults import is_array
 
 
 class _Number(str):
-    """A number's digits as they stand in the file."""
+    """A number as the digits in the file."""
 
     __slots__ = ()
 
 
 def answers_as_written(path: Path, keys: Sequence[str]) -> list[str | None]:
-    """The value under `keys` of each row of a JSON or JSONL file, as text; None where a row has none."""
+    """Return the value under `keys` of each row of a JSON or JSONL file, as text; None where a row has none."""
     return [_at(row, keys) for row in _rows(path)]
 
 
 def as_text(value: Any) -> str | None:
-    """A value of a table as the text that rewards compare: whole floats without their `.0`, dates in ISO form."""
+    """Turn a value of a table into the text that rewards compare: whole floats without `.0`, dates in ISO form."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -40,7 +40,7 @@ def as_text(value: Any) -> str | None:
 
 
 def without_padding(value: Any) -> Any:
-    """The value without the nulls with which a table pads objects to one shape, at any depth."""
+    """Return the value without the nulls with which a table pads objects to one shape, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_padding(item) for key, item in value.items() if item is not None}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -90,7 +90,7 @@ def _at(row: Any, keys: Sequence[str]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers within a list or an object as numbers again."""
+    """Turn numbers within a list or an object back into numbers."""
     if isinstance(value, _Number):
         return json.loads(value)
     if isinstance(value, Mapping):

@@ -12,7 +12,7 @@ import pytest
 
 from pods_cluster.config import Config
 from pods_cluster.data import DataError, load_eval
-from pods_cluster.data.heldout import load_heldout
+from pods_cluster.data.prompts import load_heldout
 
 
 @pytest.fixture
