@@ -116,6 +116,8 @@ class Rollout:
     text: str = ""
     reward: float | None = None
     reward_parts: dict[str, float | None] = field(default_factory=dict)
+    reward_errors: tuple[str, ...] = ()
+    """Why rewards gave no number, one text each: reward, kind and message."""
     seconds: float = 0.0
     spans: tuple[tuple[int, int], ...] = ()
 

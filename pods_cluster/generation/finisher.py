@@ -89,6 +89,7 @@ class Finisher:
             try:
                 score = future.result()
                 rollout.reward, rollout.reward_parts = score.total, dict(score.parts)
+                rollout.reward_errors = tuple(str(failure) for failure in score.failures)
                 self._pass_on(rollout, began)
             except BaseException as error:
                 self._failed(error)

@@ -18,6 +18,7 @@ from pods_cluster.generation.placement import (
     worker_placed,
     worker_started,
 )
+from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.types import GroupId
 
 CLOSE_SECONDS = 15.0
@@ -60,6 +61,8 @@ class PoolMembers:
         self._starting: dict[str, _StartingWorker] = {}
         self._next = 0
         self._replaced = 0
+        self.scoring = ScoringTotals()
+        """What all scorers of the pool have done since its start."""
 
     @property
     def workers(self) -> dict[str, Any]:
@@ -197,4 +200,5 @@ class PoolMembers:
     def _discard(self, name: str, reason: str) -> Failure:
         member = self._members.pop(name)
         kill(member.handle)
+        self.scoring.lose(name)
         return Failure(name, reason, sorted(member.groups), leaving=member.draining)

@@ -201,7 +201,9 @@ class GeneratorPool(PoolMembers):
             return None
 
         answers = await asyncio.gather(*(ask(name) for name in names))
-        return {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+        stats = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+        self.scoring.see({name: answer.scorers for name, answer in stats.items()})
+        return stats
 
     async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
         """Answers by worker; a dead worker is marked and has none. What a method raises is raised, the cause itself."""

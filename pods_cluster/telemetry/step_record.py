@@ -134,6 +134,7 @@ def sample_record(step: int, sample: SampleGroup, *, time: float, elapsed: float
                 "kept": rollout.index in kept,
                 "reward": _finite(rollout.reward),
                 "parts": {name: _finite(value) for name, value in rollout.reward_parts.items()},
+                **({"errors": [cut(text) for text in rollout.reward_errors]} if rollout.reward_errors else {}),
                 "length": len(rollout.token_ids),
                 "finish_reason": rollout.finish_reason.value,
                 "versions": [rollout.first_version, rollout.last_version],

@@ -1,0 +1,86 @@
+"""What the scorers of a whole pool have done so far: scored rollouts, and failures by reward and kind (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pods_cluster.scoring.score import FailureKind
+from pods_cluster.scoring.scorer_stats import ScorerStats
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFailures:
+    """Failures of one reward of one kind, since the run's start: how many, of how many scorings, and the newest
+    message that is known (with the last line of the traceback, its file and line)."""
+
+    reward: str
+    kind: FailureKind
+    count: int
+    scored: int
+    message: str
+
+    @property
+    def share(self) -> float:
+        """Of all scorings so far; 1 while none has ended."""
+        return self.count / self.scored if self.scored else 1.0
+
+    def __str__(self) -> str:
+        of = f"{self.count:,} of {self.scored:,} scorings" if self.scored else f"{self.count:,} scorings"
+        return f"reward {self.reward!r} gave no number in {of} ({self.kind.value}): {self.message}"
+
+
+class ScoringTotals:
+    """Adds up the counts of the workers' scorers; those of workers that are gone stay in the sum."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, ScorerStats] = {}
+        self._gone_scored = 0
+        self._gone: Counter[tuple[str, FailureKind]] = Counter()
+        self._messages: dict[tuple[str, FailureKind], str] = {}
+
+    def see(self, workers: Mapping[str, ScorerStats | None]) -> None:
+        """Take in the newest counts of every worker that answers."""
+        for name, stats in workers.items():
+            if stats is None:
+                continue
+            before = self._workers.get(name)
+            if before is not None and stats.scored < before.scored:  # another process under the same name
+                self._forget(name)
+            self._workers[name] = stats
+            for reward, kinds in stats.samples.items():
+                for kind, texts in kinds.items():
+                    if texts:
+                        self._messages[reward, kind] = texts[-1]
+
+    def lose(self, name: str) -> None:
+        """The worker is gone; its counts stay."""
+        if name in self._workers:
+            self._forget(name)
+
+    @property
+    def scored(self) -> int:
+        """Rollouts that were scored, with or without a number."""
+        return self._gone_scored + sum(stats.scored for stats in self._workers.values())
+
+    def failures(self) -> list[RewardFailures]:
+        """Every reward and kind that has failed, the most frequent first."""
+        counts = Counter(self._gone)
+        for stats in self._workers.values():
+            for reward, kinds in stats.failures.items():
+                for kind, count in kinds.items():
+                    counts[reward, kind] += count
+        scored = self.scored
+        return [
+            RewardFailures(reward, kind, count, scored, self._messages.get((reward, kind), "no message"))
+            for (reward, kind), count in counts.most_common()
+            if count
+        ]
+
+    def _forget(self, name: str) -> None:
+        stats = self._workers.pop(name)
+        self._gone_scored += stats.scored
+        for reward, kinds in stats.failures.items():
+            for kind, count in kinds.items():
+                self._gone[reward, kind] += count

@@ -1,0 +1,73 @@
+"""Failures of rewards are added up over workers, those that are gone included, and told at 1, 10, 100, … of them."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pods_cluster.run.reward_watch import RewardWatch
+from pods_cluster.scoring.score import FailureKind
+from pods_cluster.scoring.scorer_stats import ScorerStats
+from pods_cluster.scoring.scoring_totals import ScoringTotals
+
+ERROR, TIMEOUT = FailureKind.ERROR, FailureKind.TIMEOUT
+
+
+def stats(
+    scored: int, errors: int = 0, timeouts: int = 0, text: str = "KeyError: 'level' (r.py:2 in f)"
+) -> ScorerStats:
+    failures = {"judge": {kind: n for kind, n in ((ERROR, errors), (TIMEOUT, timeouts)) if n}}
+    samples = {"judge": {ERROR: [text] if errors else [], TIMEOUT: ["ran past 10 s"] if timeouts else []}}
+    return ScorerStats(scored, errors + timeouts, 0, failures, {}, samples)
+
+
+def test_counts_of_workers_that_come_and_go() -> None:
+    totals = ScoringTotals()
+    totals.see({"a": stats(10, 2), "b": stats(20, 5, 1), "c": None})
+    assert totals.scored == 30
+    first, second = totals.failures()
+    assert (first.reward, first.kind, first.count, first.scored) == ("judge", ERROR, 7, 30)
+    assert (second.kind, second.count) == (TIMEOUT, 1)
+    totals.lose("b")
+    totals.lose("unknown")
+    totals.see({"a": stats(15, 4)})
+    assert [(f.kind, f.count, f.scored) for f in totals.failures()] == [(ERROR, 9, 35), (TIMEOUT, 1, 35)]
+    totals.see({"a": stats(3, 3)})  # a new process under the old name
+    assert totals.failures()[0].count == 12
+    assert totals.scored == 38
+
+
+def test_the_text_names_reward_kind_count_share_and_cause() -> None:
+    totals = ScoringTotals()
+    totals.see({"a": stats(640, 640)})
+    failure = totals.failures()[0]
+    assert failure.share == 1.0
+    assert (
+        str(failure) == "reward 'judge' gave no number in 640 of 640 scorings (error): KeyError: 'level' (r.py:2 in f)"
+    )
+
+
+@given(st.lists(st.integers(0, 400), max_size=60))
+def test_told_at_the_first_and_then_each_time_ten_times_as_often(steps: list[int]) -> None:
+    watch, totals, count, told = RewardWatch(), ScoringTotals(), 0, []
+    for more in steps:
+        count += more
+        totals.see({"a": stats(count + 5, count)})
+        told += [failure.count for failure in watch.news(totals.failures())]
+    assert bool(told) == (count > 0)
+    assert all(later >= 10 * earlier for earlier, later in itertools.pairwise(told))
+    assert not told or count < 10 * told[-1]
+    assert watch.describe() == (str(totals.failures()[0]) if count else "")
+
+
+def test_kinds_are_told_apart() -> None:
+    watch, totals = RewardWatch(), ScoringTotals()
+    totals.see({"a": stats(4, 1)})
+    assert [failure.kind for failure in watch.news(totals.failures())] == [ERROR]
+    totals.see({"a": stats(8, 1, 2)})
+    assert [failure.kind for failure in watch.news(totals.failures())] == [TIMEOUT]
+    assert watch.worst is not None
+    assert watch.worst.kind is TIMEOUT
+    assert watch.describe().endswith("(and 1 more kind(s) of failure)")
