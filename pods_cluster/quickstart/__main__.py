@@ -1,4 +1,4 @@
-"""`python -m pods_cluster.quickstart OUT_DIR`: make the quickstart's model and data, or reuse those of before."""
+"""`python -m pods_cluster.quickstart OUT_DIR`: make the quickstart's model and data, or reuse earlier ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
 
 
 def publish(prepared: Prepared, out: Path) -> None:
-    """Point `out/model` and `out/data` at the prepared folder, each swapped in one rename."""
+    """Point `out/model` and `out/data` at the prepared folder, each by one rename.
+
+    Raises FileExistsError where one of them exists and is no link.
+    """
     for target in (prepared.model, prepared.data):
         link = out / target.name
         if link.exists() and not link.is_symlink():
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(prepared: Prepared, out: Path) -> Table:
-    """What was made, and how well the model adds before RL."""
+    """Return a table of what was made, and of how well the model adds before RL."""
     report = prepared.report
     table = Table(title="Quickstart: two-digit addition, learned half-way", show_header=False)
     table.add_row("model", f"{out / 'model'}  ({report.parameters / 1e6:.2f} M parameters)")

@@ -1,4 +1,4 @@
-"""Rows of the task as padded token tensors, and exact accuracies read off one forward pass."""
+"""Rows of the task as padded token tensors, and exact accuracies from one forward pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
@@ -17,35 +18,38 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`ids` [N, T]: prompt, answer, end token, right padding. `labels` [N, T]: the answer and end token of `ids`, else
-    IGNORED."""
+    """Token ids of some rows: prompt, answer, end token, right padding.
 
-    ids: Tensor
-    labels: Tensor
+    `labels` equal `ids` at the answer and the end token, and are IGNORED elsewhere.
+    """
+
+    ids: Int64[Tensor, "rows tokens"]
+    labels: Int64[Tensor, "rows tokens"]
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
-    def take(self, rows: Tensor) -> Batch:
+    def take(self, rows: Int64[Tensor, " taken"]) -> Batch:
+        """Return the batch of these rows."""
         return Batch(self.ids[rows], self.labels[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Shares of rows in [0, 1]: `greedy` is right with greedy decoding, `sampled` is expected at temperature 1."""
+    """Shares of right answers in [0, 1]: `greedy` with greedy decoding, `sampled` as expected at temperature 1."""
 
     greedy: float
     sampled: float
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
-    """The text that the model reads for a row: its chat template around one user turn."""
+    """Render the prompt of a row: the chat template around one user turn."""
     messages = [{"role": "user", "content": row["prompt"]}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Batch:
-    """Rows as one batch, padded to its longest; only the answer and the end token are learned or judged."""
+    """Encode rows as one batch, padded to the longest; only answer and end token are learned and judged."""
     prompts = [tokenizer.encode(render_prompt(tokenizer, row), add_special_tokens=False) for row in rows]
     answers = [tokenizer.encode(f"{row['answer']}{tokenizer.eos_token}", add_special_tokens=False) for row in rows]
     width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
@@ -60,10 +64,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Batch:
 
 @torch.inference_mode()
 def accuracy(model: Qwen2ForCausalLM, batch: Batch) -> Accuracy:
-    """Exact, without generating anything.
+    """Compute the exact accuracy without generating anything.
 
-    Greedy decoding gives the right answer if and only if, fed the right answer, the model ranks each of its tokens
-    first; and the chance of sampling it is the product of their probabilities.
+    Greedy decoding gives the right answer if and only if the model, fed the right answer, ranks each of its tokens
+    first; the probability of sampling it is the product of the tokens' probabilities.
     """
     labels = batch.labels[:, 1:]
     judged = labels != IGNORED

@@ -14,8 +14,8 @@ PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, UNK)
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(len(SPECIAL))
 
-# A user's turn is the sum itself and the assistant's turn its answer, closed by the end token. Other roles are skipped:
-# the model has no characters to read them with.
+# A user's turn is the sum itself; the assistant's turn is its answer and the end token. Other roles are skipped: the
+# model has no characters for them.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: pad 0, bos 1, eos 2, unk 3, then digits and signs. 16 tokens."""
+    """Make a tokenizer with one token a character, 16 in all: pad 0, bos 1, eos 2, unk 3, then digits and signs."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *ALPHABET))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")

@@ -1,7 +1,7 @@
 """The quickstart's task: two-digit addition, written as a person would write it (`47+38=` -> `85`).
 
-The three splits are disjoint *as problems*: a+b and b+a are one problem, and both of its spellings stay in the one
-split that it was dealt to. So accuracy on the test split is accuracy on sums that the model has never seen.
+The three splits share no problem: a+b and b+a are one problem, and both of its spellings are in the same split. So
+accuracy on the test split is accuracy on sums that the model has never seen.
 """
 
 from __future__ import annotations
@@ -33,36 +33,38 @@ class Splits:
 
 
 def problems() -> list[Problem]:
-    """Every unordered pair of two-digit numbers, smaller first: 4,095 problems."""
+    """Return every unordered pair of two-digit numbers, the smaller first: 4,095 problems."""
     return [(a, b) for a in range(SMALLEST, LARGEST + 1) for b in range(a, LARGEST + 1)]
 
 
 def row(a: int, b: int) -> Row:
-    """One dataset row: what the model reads, and the answer that a completion must equal."""
+    """Return one dataset row: the prompt, and the answer that a completion must equal."""
     return {"prompt": f"{a}+{b}=", "answer": str(a + b)}
 
 
 def problem_of(a_row: Row) -> Problem:
-    """The unordered problem that a row spells."""
+    """Return the unordered problem of a row."""
     a, b = sorted(int(part) for part in a_row["prompt"].rstrip("=").split("+"))
     return a, b
 
 
 def make_splits(seed: int, test: int = 512, warm: int = 2048) -> Splits:
-    """Deal all problems into `warm` and `test` problems (counts) and the rest for RL; the same for the same seed.
+    """Split all problems into `warm` and `test` ones (counts) and the rest for RL; the same for the same seed.
 
-    Warm-start and RL rows carry both spellings of each problem, test rows one at random (so that an accuracy is a
-    mean over independent problems).
+    Warm-start and RL rows hold both spellings of each problem, test rows one at random, so that an accuracy is a mean
+    over independent problems. Raises ValueError when no problem is left for RL.
     """
     rng = random.Random(seed)
-    dealt = problems()
-    if min(test, warm) < 1 or test + warm >= len(dealt):
-        raise ValueError(f"test={test} and warm={warm} must each be at least 1 and leave some of {len(dealt)} for RL")
-    rng.shuffle(dealt)
-    test_rows = [row(*(pair if rng.random() < 0.5 else pair[::-1])) for pair in dealt[:test]]
+    shuffled = problems()
+    if min(test, warm) < 1 or test + warm >= len(shuffled):
+        raise ValueError(
+            f"test={test} and warm={warm} must each be at least 1 and leave some of {len(shuffled)} for RL"
+        )
+    rng.shuffle(shuffled)
+    test_rows = [row(*(pair if rng.random() < 0.5 else pair[::-1])) for pair in shuffled[:test]]
     return Splits(
-        warm=_both_spellings(dealt[test : test + warm], rng),
-        train=_both_spellings(dealt[test + warm :], rng),
+        warm=_both_spellings(shuffled[test : test + warm], rng),
+        train=_both_spellings(shuffled[test + warm :], rng),
         test=test_rows,
     )
 
@@ -75,5 +77,5 @@ def _both_spellings(pairs: Iterable[Problem], rng: random.Random) -> list[Row]:
 
 
 def write_jsonl(rows: Iterable[Row], path: Path) -> None:
-    """One JSON object a line, in the order given."""
+    """Write one JSON object a line, in the given order."""
     path.write_text("".join(json.dumps(item) + "\n" for item in rows), encoding="utf-8")

@@ -12,20 +12,20 @@ from pods_cluster.quickstart.character_tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Widths of the decoder. `hidden / heads` is the head dimension: 64, as vLLM's attention wants it."""
+    """Sizes of the decoder. The head dimension, `hidden / heads`, is 64, as vLLM's attention needs it."""
 
     hidden: int = 128
     layers: int = 4
     heads: int = 2
     mlp: int = 512
     context: int = 32
-    # Standard deviation of the random weights, about 1/sqrt(hidden). With the usual 0.02 so narrow a model needs
+    # Standard deviation of the random weights, about 1/sqrt(hidden). With the usual 0.02 a model this narrow needs
     # three times as many steps to learn to add.
     init_std: float = 0.08
 
 
 def build_model(size: ModelSize, tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
-    """A float32 decoder in eval mode, initialised from `seed` alone (the caller's random state is left as it was)."""
+    """Make a float32 decoder in eval mode, initialised from `seed` alone; the caller's random state does not change."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=size.hidden,

@@ -1,9 +1,9 @@
-"""A supervised warm start that stops half-way: the model that the quickstart's RL run starts from.
+"""The quickstart's warm start: supervised training that stops half-way and makes the model that RL starts from.
 
-The model learns right sums from the `warm` split, answer tokens only, and stops the first time that it solves
-`target` of a fixed sample of the *RL* split, which it has not seen. The test split plays no part in when it stops.
-What it leaves is a model that is often wrong when decoded greedily but gives most right answers a fair chance: the
-state in which RL has something to sharpen. The same settings give the same model on the same machine.
+The model learns sums from the `warm` split, on answer tokens only, and stops when it first solves the share `target`
+of a fixed sample of the RL split, which it has not seen. The test split has no influence on when it stops. The result
+is often wrong when decoded greedily but gives most right answers a fair probability, so that RL can improve it. The
+same settings give the same model on the same machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import Splits, make_splits, write_jsonl
 from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 
-# Raise it whenever the code changes what the same settings produce: it is part of the cache folder's name.
+# Part of the cache folder's name. Raise it whenever a change of the code changes what the same settings produce.
 RECIPE = 1
 REPORT = "report.json"
 
@@ -37,7 +37,7 @@ Progress = Callable[[int, float, Accuracy], None]
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Everything that decides what the warm start produces, but `threads`, which decides only how fast."""
+    """Settings of the warm start: all that its result depends on."""
 
     seed: int = 0
     size: ModelSize = field(default_factory=ModelSize)
@@ -52,13 +52,14 @@ class WarmStart:
     max_steps: int = 600
 
     def digest(self) -> str:
+        """Return a short hash of the settings and the recipe."""
         text = json.dumps({"recipe": RECIPE, **asdict(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a warm start did. Accuracies are shares of the held-out test split; `seconds` is training time."""
+    """The result of a warm start. `greedy` and `sampled` are accuracies on the test split; `seconds` is training time."""
 
     parameters: int
     steps: int
@@ -70,7 +71,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A folder with `model/` (weights and tokenizer), `data/{warm,train,test}.jsonl` and the report on them."""
+    """A folder with `model/` (weights and tokenizer), `data/{warm,train,test}.jsonl` and the report."""
 
     folder: Path
     report: Report
@@ -86,10 +87,10 @@ class Prepared:
 
 
 def prepare(root: Path, settings: WarmStart, threads: int = 1, progress: Progress | None = None) -> Prepared:
-    """The folder for these settings under `root`: the one that is there, or a new one.
+    """Return the folder for these settings under `root`; make it where it does not exist.
 
-    It appears whole or not at all: it is made under another name and renamed. When two processes make the same one,
-    the first to finish wins and the other uses it.
+    `threads` are CPU threads. The folder is made under another name and then renamed, so that it exists whole or not at
+    all. When two processes make the same one, the first to finish wins and the other uses its folder.
     """
     folder = root / f"quickstart-{settings.digest()}"
     if (folder / REPORT).exists():
@@ -141,7 +142,7 @@ def train(
     settings: WarmStart,
     progress: Progress | None = None,
 ) -> int:
-    """Train until the check reaches `target` or `max_steps` are done; the number of optimiser steps."""
+    """Train until the check reaches `target` or `max_steps` are done. Returns the number of optimiser steps."""
     corpus = encode(tokenizer, splits.warm)
     check = encode(tokenizer, splits.train[: settings.check_rows])
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
@@ -168,7 +169,7 @@ def train(
 
 
 def _learn(model: Qwen2ForCausalLM, batch: Batch, optimizer: torch.optim.Optimizer) -> float:
-    """One optimiser step on the mean cross-entropy of the answer tokens (nats a token), which it returns."""
+    """Make one optimiser step on the mean cross-entropy of the answer tokens, and return that (nats a token)."""
     logits = model(batch.ids[:, :-1], use_cache=False).logits
     loss = functional.cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED)
     optimizer.zero_grad(set_to_none=True)

@@ -91,7 +91,7 @@ _FLOW = (
         "tokens/saved",
         "tokens",
         "Estimate of what settled groups would still have sampled: mean lengths of "
-        "rollouts not issued, expected remainders of aborted ones (too high where prompts differ in length).",
+        "rollouts not issued, expected remaining lengths of aborted ones (too high where prompts differ in length).",
         COUNT,
     ),
     Metric(
