@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pods_cluster.config import Config
+from pods_cluster.config import Config, RewardConfig
 from pods_cluster.generation.messages import EvalRow
 from pods_cluster.run.stages import Generators
+from pods_cluster.scoring.reward_range import range_slack
+from pods_cluster.scoring.reward_registry import declared_range
 from pods_cluster.types import Prompt, SamplingParams
 
 
@@ -52,10 +54,15 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
     return EvalReport(values | _means(rows), list(records.values()))
 
 
-def accuracy_reward(config: Config) -> str:
-    """Label of the reward that says whether a completion is correct: the first with a positive weight."""
-    reward = next((reward for reward in config.reward if reward.weight > 0), config.reward[0])
-    return reward.key
+def accuracy_reward(config: Config) -> RewardConfig:
+    """The reward that says whether a completion is correct: the first with a positive weight."""
+    return next((reward for reward in config.reward if reward.weight > 0), config.reward[0])
+
+
+def correct_from(reward: RewardConfig) -> float:
+    """The least value that counts as correct: the top of the reward's range, less rounding; 1 where it declares none."""
+    low, high = declared_range(reward) or (0.0, 1.0)
+    return high - range_slack(low, high)
 
 
 def _correct(row: EvalRow, config: Config) -> list[bool]:
@@ -63,9 +70,10 @@ def _correct(row: EvalRow, config: Config) -> list[bool]:
 
 
 def _flags(row: EvalRow, config: Config) -> list[bool | None]:
-    name = accuracy_reward(config)
-    parts = [sample.parts.get(name) for sample in row.samples]
-    return [None if part is None else part >= 1.0 - 1e-9 for part in parts]
+    reward = accuracy_reward(config)
+    least = correct_from(reward)
+    parts = [sample.parts.get(reward.key) for sample in row.samples]
+    return [None if part is None else part >= least for part in parts]
 
 
 def _record(row: EvalRow, config: Config) -> dict[str, Any]:

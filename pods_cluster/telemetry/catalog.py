@@ -242,7 +242,12 @@ _LEARNING = (
 )  # fmt: skip
 
 _EVAL = (
-    Metric("eval/greedy_accuracy", "share", "Held-out rows answered correctly under greedy decoding."),
+    Metric(
+        "eval/greedy_accuracy",
+        "share",
+        "Held-out rows answered correctly under greedy decoding: the first reward with a "
+        "positive weight is at the top of its range (at least 1 where it declares none).",
+    ),
     Metric("eval/sampled_accuracy", "share", "Correct share of sampled completions, mean over held-out rows."),
     Metric("eval/pass_at_k", "share", "Held-out rows with at least one correct sampled completion."),
     Metric("eval/reward", "", "Mean reward of the sampled completions (greedy where none are sampled)."),

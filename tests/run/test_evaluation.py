@@ -51,6 +51,38 @@ def test_every_row_is_told_and_the_means_are_theirs() -> None:
     assert report.values["eval/pass_at_k"] == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize(
+    ("reward", "values", "right"),
+    [
+        (
+            "{name: my.py:scaled, label: exact_match, range: [1, 10]}",
+            [10.0, 1.0, 9.999999, 9.0],
+            [True, False, True, False],
+        ),
+        (
+            "{name: my.py:scaled, label: exact_match, range: [0, 0.5]}",
+            [0.5, 0.0, 0.25, None],
+            [True, False, False, None],
+        ),
+        (
+            "{name: my.py:penalty, label: exact_match, range: [-1, 0]}",
+            [0.0, -1.0, -0.5, 0.0],
+            [True, False, False, True],
+        ),
+        ("{name: my.py:free, label: exact_match}", [1.0, 0.9, 3.0, 0.0], [True, False, True, False]),
+        ("{name: exact_match}", [1.0, 0.0, 1.0, 0.0], [True, False, True, False]),
+    ],
+)
+def test_correct_is_the_top_of_the_rewards_range(
+    reward: str, values: list[float | None], right: list[bool | None]
+) -> None:
+    config = loop_config("data.eval={split: test}", "run.eval={every: 1, samples: 0}", f"reward=[{reward}]")
+    report = asyncio.run(evaluate(cast(Any, Answers(values, [])), PROMPTS, config))
+    assert [row["greedy"] for row in report.rows] == right
+    known = [flag for flag in right if flag is not None]
+    assert report.values["eval/greedy_accuracy"] == pytest.approx(sum(known) / len(known))
+
+
 class Judged(Loop):
     """The loop with held-out rows, of which one more is right after each step."""
 
