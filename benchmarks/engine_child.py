@@ -170,9 +170,9 @@ class FrontEnd:
     """vLLM's `LLM` class as its users call it, with the same arguments otherwise."""
 
     def __init__(self, plan: dict[str, Any], arm: Arm) -> None:
-        from pods_cluster.generation.engines.vllm import compat
+        from pods_cluster.generation.engines.vllm import compat, start
 
-        compat.prepare_environment(process=False, threads=1)
+        start.prepare_environment(process=False, threads=1)
         from vllm import LLM
 
         options = engine_options(plan, arm)

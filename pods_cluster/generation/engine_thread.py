@@ -1,4 +1,4 @@
-"""The one thread that drives an engine: commands between steps, finished rollouts out, failures kept for everyone."""
+"""The one thread that drives an engine: commands run between steps, finished rollouts leave, a failure reaches all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pods_cluster.generation.engine import Engine, EngineStats
 from pods_cluster.generation.messages import GeneratorError
@@ -21,7 +21,15 @@ WINDOW_SECONDS = 1.0
 LONG_WINDOWS = 8
 """So many windows make the span over which a rate counts as kept up."""
 
-_Command = tuple[Callable[[Engine], Any], Future[Any]]
+
+class EngineHangs(GeneratorError):
+    """The engine's thread did not come to a command, or did not end it, within the time that its caller gave."""
+
+
+class _Command(NamedTuple):
+    name: str
+    run: Callable[[Engine], Any]
+    result: Future[Any]
 
 
 class EngineThread:
@@ -29,6 +37,9 @@ class EngineThread:
 
     `finished` gets each step's rollouts, in this thread. What `make`, a step or `finished` raises ends the thread: it
     is `error`, and every call raises it from then on. What a command raises goes to its caller alone.
+
+    A step or command that hangs cannot be interrupted: those who wait for the engine give up at their deadlines, and
+    `stalled_seconds` tells the pool to end the worker.
     """
 
     def __init__(self, make: Callable[[], Engine], finished: Callable[[list[Rollout]], None]) -> None:
@@ -38,6 +49,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._ready: Future[Engine] = Future()
         self._ended = False
+        self._busy_with = "its start"
         self._progress = time.monotonic()
         self._stats = EngineStats()
         self.engine: Engine | None = None
@@ -57,28 +69,33 @@ class EngineThread:
         except BaseException as error:
             raise self._failure() from error
 
-    def call(self, command: Callable[[Engine], T], timeout: float | None = None) -> T:
+    def call(self, name: str, command: Callable[[Engine], T], timeout: float, setting: str) -> T:
         """Run `command(engine)` between two steps and return its result; raises what it raises.
 
-        Raises GeneratorError when the engine has failed, or when `timeout` seconds pass (the command may still run).
+        Raises GeneratorError when the engine has failed. Raises EngineHangs when `timeout` seconds pass, which follow
+        from `setting` of the configuration: a command that has not begun then never runs, one that has goes on.
         """
         future: Future[T] = Future()
         with self._lock:
             if self._ended:
                 raise self._failure() from self.error
-            self._commands.put((command, future))
+            self._commands.put(_Command(name, command, future))
         try:
             return future.result(timeout)
         except TimeoutError:
             if future.done():  # the command's own
                 raise
-            raise GeneratorError(f"the engine did not come to a command within {timeout:g} s: one step hangs") from None
+            future.cancel()
+            raise EngineHangs(
+                f"the engine has not done `{name}` within {timeout:g} s: it is still in {self._busy_with}, which hangs or "
+                f"is slow; see the worker's log, and raise {setting} if it needs longer"
+            ) from None
 
-    def post(self, command: Callable[[Engine], Any]) -> None:
+    def post(self, name: str, command: Callable[[Engine], Any]) -> None:
         """Run `command(engine)` between two steps, not waiting for it; it must not raise."""
         with self._lock:
             if not self._ended:
-                self._commands.put((command, Future()))
+                self._commands.put(_Command(name, command, Future()))
 
     @property
     def stalled_seconds(self) -> float:
@@ -101,6 +118,7 @@ class EngineThread:
             self._progress = time.monotonic()
             self._ready.set_result(engine)
             while self._serve(engine):
+                self._busy_with = "a step"
                 if engine.in_flight and not engine.closed and (finished := engine.step()):
                     self._progress = time.monotonic()
                     self._finished(finished)
@@ -121,12 +139,14 @@ class EngineThread:
                 return True
             if item is None:
                 return False
-            command, future = item
+            if not item.result.set_running_or_notify_cancel():
+                continue  # its caller has given up
+            self._busy_with = f"`{item.name}`"
             before = (engine.in_flight == 0, engine.version)
             try:
-                future.set_result(command(engine))
+                item.result.set_result(item.run(engine))
             except BaseException as error:
-                future.set_exception(error)
+                item.result.set_exception(error)
             if before != (False, engine.version):
                 self._progress = time.monotonic()
 
@@ -140,8 +160,8 @@ class EngineThread:
                 item = self._commands.get_nowait()
             except queue.Empty:
                 break
-            if item is not None:
-                item[1].set_exception(self._failure())
+            if item is not None and item.result.set_running_or_notify_cancel():
+                item.result.set_exception(self._failure())
         if self.engine is not None:
             try:
                 self.engine.close()
@@ -152,7 +172,7 @@ class EngineThread:
         return GeneratorError(self.describe_error() or "the engine was stopped")
 
     def describe_error(self) -> str | None:
-        """What ended the engine, in full, or None."""
+        """The error that ended the engine, in full, or None."""
         error = self.error
         if error is None:
             return None

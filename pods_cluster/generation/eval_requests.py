@@ -1,14 +1,16 @@
-"""Completions of held-out prompts among the training rollouts, all on one weight version."""
+"""Evaluation on a worker: completions of held-out prompts, made among the training rollouts on one weight version."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from pods_cluster.generation.messages import EvalRow, EvalSample, GeneratorError
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 
+POLL_SECONDS = 0.5
 TEXT_LIMIT = 8192
 """Characters of a completion that an evaluation brings back."""
 
@@ -51,10 +53,22 @@ class Evaluation:
             self._left -= 1
             self._changed.notify_all()
 
-    def wait(self, timeout: float) -> bool:
-        """Until all are in; false when `timeout` seconds pass first."""
+    def wait(self, patience: float, check: Callable[[], None]) -> None:
+        """Until all are in. Raises GeneratorError when none comes for `patience` seconds, and what `check` raises."""
+        left, changed = self._left, time.monotonic()
+        while not self._all_in_within(POLL_SECONDS):
+            check()
+            if self._left != left:
+                left, changed = self._left, time.monotonic()
+            elif time.monotonic() - changed > patience:
+                raise GeneratorError(
+                    f"evaluate: {left} of {len(self.requests)} completions are missing and none came for {patience:g} s "
+                    "(generator.request_timeout)"
+                )
+
+    def _all_in_within(self, seconds: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._left == 0, timeout)
+            return self._changed.wait_for(lambda: self._left == 0, seconds)
 
     @property
     def left(self) -> int:
@@ -62,7 +76,7 @@ class Evaluation:
         return self._left
 
     def rows(self, version: int) -> list[EvalRow]:
-        """In the order of the prompts. Raises GeneratorError if the weights changed meanwhile."""
+        """The results in the order of the prompts. Raises GeneratorError if the weights changed meanwhile."""
         rows = []
         for group, prompt in self.prompts.items():
             rollouts = [self._rollouts[group][index] for index in range(self._count)]

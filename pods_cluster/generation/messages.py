@@ -1,4 +1,4 @@
-"""What generator workers are asked for, and what they answer (plain values)."""
+"""Requests to generator workers and their answers: plain values that travel between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept rollouts as they travel from a worker to the learner rank that trains them: numbers in a few flat arrays.
+"""Packing of kept rollouts for their way from a worker to the learner rank that trains them: a few flat arrays.
 
 Texts and reward parts stay behind: the learner reads token ids, log-probabilities and versions, and has the rewards from
 the selection. Pickled one by one, lists of Python numbers would take two to three times the bytes.
@@ -22,7 +22,7 @@ _NO_LOGPROBS = 1
 
 @dataclass(frozen=True, slots=True)
 class PackedRollouts:
-    """What a worker answers to a request for rollouts.
+    """A worker's answer to a request for rollouts.
 
     `absent` says of each (group, index) that is not here why. `heads` is int32 [rollouts, 8]: epoch, row, attempt, index,
     first version, last version, finish reason, flags; `prompt_of` [rollouts] points into the prompts, one for a group;

@@ -83,19 +83,19 @@ async def worker_started(config: Config, name: str, handle: Any) -> WorkerInfo:
 
 
 async def as_coroutine(reference: Awaitable[Any]) -> Any:
-    """An object reference as a coroutine, for asyncio's functions."""
+    """The answer to a remote call, as a coroutine: asyncio's functions take no object reference."""
     return await reference
 
 
 async def answer_or_none(reference: Awaitable[Any], timeout: float) -> Any:
-    """The answer, or None: a worker that is gone or silent is the business of the pool's `check`."""
+    """The answer, or None from a worker that is gone or silent: the pool's `check` finds and reports those."""
     with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
         return await asyncio.wait_for(as_coroutine(reference), timeout)
     return None
 
 
 def cause(error: BaseException) -> str:
-    """What happened, without Ray's frames."""
+    """The error's own text, without Ray's frames."""
     origin = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) else error
     return " ".join(str(origin).split("\n\n")[0].splitlines()[:8]) or type(origin).__name__
 

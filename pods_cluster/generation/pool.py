@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
+from pods_cluster.generation.engine_thread import EngineHangs
 from pods_cluster.generation.members import Member, PoolMembers
 from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
@@ -32,7 +33,7 @@ class GeneratorPool(PoolMembers):
         self._asked_at = time.monotonic()
 
     async def adopt_version(self, version: int) -> None:
-        """The weights that the workers loaded from `model.path` are `version`; for runs without a learner."""
+        """All workers serve the weights that they loaded from `model.path` as `version`; for runs without a learner."""
         await self._ask_all(
             {name: member.handle.adopt_version.remote(version) for name, member in self._members.items()}
         )
@@ -206,20 +207,54 @@ class GeneratorPool(PoolMembers):
         return stats
 
     async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
-        """Answers by worker; a dead worker is marked and has none. What a method raises is raised, the cause itself."""
-        answers = await asyncio.gather(*(as_coroutine(call) for call in calls.values()), return_exceptions=True)
+        """Answers by worker. What a method raises is raised, the cause itself.
+
+        A worker that dies, or whose engine hangs, is marked and has no answer; so has one that stops to answer `stats`
+        meanwhile: a call may take long, but none is waited for without a sign of life.
+        """
+        tasks = {asyncio.ensure_future(as_coroutine(call)): name for name, call in calls.items()}
+        finished: set[asyncio.Task[Any]] = set()
+        pending = set(tasks)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=ANSWER_SECONDS)
+                finished |= done
+                if not done:
+                    lost = await self._lost({tasks[task] for task in pending})
+                    pending = {task for task in pending if tasks[task] not in lost}
+        finally:
+            for task in tasks:
+                task.cancel()
         answered: dict[str, Any] = {}
-        for name, answer in zip(calls, answers, strict=True):
-            if isinstance(answer, RayActorError):
-                if name in self._members:
-                    self._members[name].failure = f"died: {cause(answer)}"
-            elif isinstance(answer, RayTaskError) and isinstance(answer.cause, Exception):
-                raise answer.cause
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                answered[name] = answer
+        for task, name in tasks.items():
+            if task not in finished:
+                continue
+            error = task.exception()
+            if error is None:
+                answered[name] = task.result()
+            elif not self._mark_failed(name, error):
+                raise error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
         return answered
+
+    async def _lost(self, names: set[str]) -> set[str]:
+        """Those of these workers that are gone, failed or hang; they are marked."""
+        stats = await self._all_stats()
+        for name, member in self._members.items():
+            if name in names and member.failure is None:
+                member.failure = self._complaint(member, stats.get(name))
+        return {name for name in names if name not in self._members or self._members[name].failure is not None}
+
+    def _mark_failed(self, name: str, error: BaseException) -> bool:
+        """Whether a call's error means that its worker is to be replaced; it is marked then."""
+        if isinstance(error, RayActorError):
+            reason = f"died: {cause(error)}"
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, EngineHangs):
+            reason = f"hangs: {error.cause}"
+        else:
+            return False
+        if name in self._members:
+            self._members[name].failure = reason
+        return True
 
     async def _tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
         await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))

@@ -1,4 +1,4 @@
-"""Numbers of the whole generator pool, by their registered names."""
+"""Numbers of the whole generator pool, by their names in the catalogue of metrics."""
 
 from __future__ import annotations
 

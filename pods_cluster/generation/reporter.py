@@ -1,16 +1,20 @@
-"""From scored rollouts to the numbers that the selector gets: several groups a message, a few messages a second."""
+"""Reports of scored rollouts to the selector: numbers alone, several groups a message, a few messages a second."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from pods_cluster.generation.messages import GeneratorError
 from pods_cluster.types import FinishReason, GroupId, GroupShard, Rollout
 
 FLUSH_SECONDS = 0.02
+REPORTS_IN_FLIGHT = 64
 
 
 def build_shard(worker: str, size: int, rollouts: Sequence[Rollout]) -> GroupShard:
@@ -88,3 +92,39 @@ class Reporter:
                 self._failed(error)
                 return
             self.reported += sum(len(shard) for shard in shards)
+
+
+class SelectorLink:
+    """The way of shards to the selector's actor, which is not waited for; without a selector they go nowhere."""
+
+    def __init__(self, selector: Any, patience: float) -> None:
+        self._selector = selector
+        self._patience = patience
+        self._sent: list[Any] = []
+
+    def send(self, shards: list[GroupShard]) -> None:
+        """Send one report; a failure surfaces with a later one.
+
+        Raises RayActorError when the selector is dead, and GeneratorError when `REPORTS_IN_FLIGHT` reports are out and
+        it takes none of them for `patience` seconds.
+        """
+        if self._selector is None:
+            return
+        import ray
+        from ray.exceptions import RayTaskError
+
+        self._sent.append(self._selector.report.remote(shards))
+        done, waiting = ray.wait(self._sent, num_returns=len(self._sent), timeout=0)
+        if len(waiting) > REPORTS_IN_FLIGHT:
+            more, waiting = ray.wait(waiting, num_returns=1, timeout=self._patience)
+            if not more:
+                raise GeneratorError(
+                    f"the selector has taken none of {len(waiting)} reports for {self._patience:g} s "
+                    "(generator.request_timeout); see its log"
+                )
+            done += more
+        self._sent = waiting
+        for reference in done:
+            # What the selector has against a report, its next `collect` raises; a dead selector ends this worker.
+            with contextlib.suppress(RayTaskError):
+                ray.get(reference)

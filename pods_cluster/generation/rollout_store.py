@@ -1,4 +1,4 @@
-"""A worker's groups: which rollouts are still to come, and the finished ones until someone takes or drops them."""
+"""The memory of a worker: which rollouts are still to come, and the finished ones until they are taken or dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Group:
 
 
 class RolloutStore:
-    """Thread-safe. A rollout is pending (in the engine or at the scorers), then held, then gone.
+    """Rollouts by group; thread-safe. A rollout is pending (in the engine or at the scorers), then stored, then gone.
 
     `wanted` are the indices that are not given up: a rollout that finishes after it was dropped leaves no trace.
     """
@@ -74,7 +74,7 @@ class RolloutStore:
                     self._change_pending(-len(group.pending.intersection(request.indices)))
                     group.pending.difference_update(request.indices)
                     group.wanted.difference_update(request.indices)
-                    self._tidy(request.group)
+                    self._remove_if_empty(request.group)
 
     def prompt(self, rollout: Rollout) -> Prompt | None:
         """The prompt of a rollout that is still wanted, else None."""
@@ -90,8 +90,8 @@ class RolloutStore:
                 group.scoring.add(rollout.index)
                 self._change_pending(0, scoring=1)
 
-    def settle(self, rollout: Rollout) -> int | None:
-        """A finished rollout is no longer pending, and held if it is wanted: returns its group's size, else None."""
+    def finish(self, rollout: Rollout) -> int | None:
+        """A rollout is no longer pending, and stored if it is wanted: returns its group's size then, else None."""
         with self._changed:
             group = self._groups.get(rollout.group)
             if group is None or rollout.index not in group.pending:
@@ -99,17 +99,17 @@ class RolloutStore:
             group.pending.discard(rollout.index)
             self._change_pending(-1, scoring=-1 if rollout.index in group.scoring else 0)
             group.scoring.discard(rollout.index)
-            held = rollout.index in group.wanted
-            if held:
+            wanted = rollout.index in group.wanted
+            if wanted:
                 group.rollouts[rollout.index] = rollout
-                self._count(rollout, 1)
+                self._count_stored(rollout, 1)
             size = group.size
-            self._tidy(rollout.group)
+            self._remove_if_empty(rollout.group)
             self._changed.notify_all()
-            return size if held else None
+            return size if wanted else None
 
     def take(self, group: GroupId, indices: Sequence[int]) -> tuple[list[Rollout], list[int]]:
-        """Hand over and forget what is held of these, and name the indices that are not."""
+        """The stored rollouts among these, which are forgotten here, and the indices that are not stored."""
         with self._changed:
             entry = self._groups.get(group)
             if entry is None:
@@ -118,7 +118,7 @@ class RolloutStore:
             missing = [index for index in indices if index not in entry.rollouts]
             for rollout in taken:
                 self._release(entry, rollout.index)
-            self._tidy(group)
+            self._remove_if_empty(group)
             self._changed.notify_all()
             return taken, missing
 
@@ -131,7 +131,7 @@ class RolloutStore:
             for index in entry.wanted.difference(indices):
                 self._release(entry, index)
             given_up = [f"{group}/{index}" for index in entry.pending - entry.wanted]
-            self._tidy(group)
+            self._remove_if_empty(group)
             self._changed.notify_all()
             return given_up
 
@@ -140,7 +140,7 @@ class RolloutStore:
         return self.keep(group, ())
 
     def sample(self, group: GroupId) -> list[Rollout]:
-        """Copies of the held rollouts, by index; they stay."""
+        """Copies of the stored rollouts, by index; they stay."""
         with self._changed:
             entry = self._groups.get(group)
             return [copy(entry.rollouts[index]) for index in sorted(entry.rollouts)] if entry is not None else []
@@ -155,7 +155,7 @@ class RolloutStore:
             return [f"{group}/{index}" for index in wanted]
 
     def groups(self) -> list[GroupId]:
-        """Groups with a rollout that is pending or held, and wanted."""
+        """Groups with a wanted rollout, pending or stored."""
         with self._changed:
             return [group for group, entry in self._groups.items() if entry.wanted]
 
@@ -168,7 +168,7 @@ class RolloutStore:
         entry.wanted.discard(index)
         rollout = entry.rollouts.pop(index, None)
         if rollout is not None:
-            self._count(rollout, -1)
+            self._count_stored(rollout, -1)
 
     def _change_pending(self, pending: int, scoring: int = 0) -> None:
         now = time.monotonic()
@@ -178,11 +178,11 @@ class RolloutStore:
                 self._only_scoring += now - self._since
         self._pending, self._scoring, self._since = self._pending + pending, self._scoring + scoring, now
 
-    def _count(self, rollout: Rollout, sign: int) -> None:
+    def _count_stored(self, rollout: Rollout, sign: int) -> None:
         self.stored += sign
         self.stored_tokens += sign * len(rollout.token_ids)
 
-    def _tidy(self, group: GroupId) -> None:
+    def _remove_if_empty(self, group: GroupId) -> None:
         entry = self._groups.get(group)
         if entry is not None and not entry.pending and not entry.wanted:
             del self._groups[group]

@@ -1,35 +1,38 @@
-"""The generator worker: a Ray actor with an engine, its scorers, and the memory that finished rollouts stay in."""
+"""The generator worker: a Ray actor with an engine, its scorers, and the memory where finished rollouts stay."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.eval_requests import Evaluation
-from pods_cluster.generation.finisher import Finisher
 from pods_cluster.generation.messages import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
-from pods_cluster.generation.reporter import Reporter
+from pods_cluster.generation.postprocess import Postprocessor
+from pods_cluster.generation.reporter import Reporter, SelectorLink
 from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.telemetry.process_memory import process_memory
-from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams
+from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
 from pods_cluster.weights.relay_plan import Place
+
+T = TypeVar("T")
 
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
 
 NOT_HERE = "not finished, or taken or dropped before"
 _WATCHDOG_GRACE = 2.0
-_REPORTS_IN_FLIGHT = 64
+"""Seconds after the deadline of a transfer at which it is broken off from outside the engine's thread."""
+_GIVE_UP_GRACE = 15.0
+"""Seconds after the deadline of a rendezvous or transfer at which this worker stops to wait for its engine: later than
+whatever has the deadline itself, and than the controller's own patience (`Broadcaster.grace`)."""
 
 
 class GeneratorWorker:
@@ -42,15 +45,14 @@ class GeneratorWorker:
     def __init__(self, config: Config, name: str, selector: Any = None) -> None:
         self.config = config
         self.name = name
-        self._selector = selector
-        self._sent: list[Any] = []
         self._error: str | None = None
         self._store = RolloutStore()
         self._evaluating = threading.Lock()
         self._evaluation: Evaluation | None = None
         self._scorers: Any = None
-        self._finisher: Finisher | None = None
-        self._reporter = Reporter(name, self._send, lambda error: self._fail("reporting to the selector", error))
+        self._postprocessor: Postprocessor | None = None
+        link = SelectorLink(selector, config.generator.request_timeout)
+        self._reporter = Reporter(name, link.send, lambda error: self._fail("reporting to the selector", error))
         self._engine = EngineThread(self._start, self._take_finished)
 
     # Starting and ending.
@@ -67,8 +69,8 @@ class GeneratorWorker:
         self._reporter.close()
         if self._scorers is not None:
             self._scorers.close()
-        if self._finisher is not None:
-            self._finisher.close()
+        if self._postprocessor is not None:
+            self._postprocessor.close()
 
     def _start(self) -> Engine:
         """In the engine's thread: scorers start meanwhile, their processes take a while to import."""
@@ -93,7 +95,7 @@ class GeneratorWorker:
                     scorers.result().close()
                 raise
             self._scorers = scorers.result()
-        self._finisher = Finisher(
+        self._postprocessor = Postprocessor(
             tokenizer, self._scorers, self._take_scored, lambda error: self._fail("finishing rollouts", error)
         )
         return engine
@@ -106,13 +108,13 @@ class GeneratorWorker:
         self._store.expect(groups)
         requests = [request for group in groups for request in group.requests()]
         try:
-            self._engine.call(lambda engine: engine.submit(requests), self.config.generator.request_timeout)
+            self._call("submit", lambda engine: engine.submit(requests))
         except BaseException:
             self._store.forget(groups)
             raise
 
     def take(self, wanted: Iterable[tuple[GroupId, Sequence[int]]]) -> PackedRollouts:
-        """Hand over finished rollouts and forget them; which of them are not here is in the answer."""
+        """Finished rollouts, which are forgotten here; those that are not here are named in the answer."""
         found: list[Rollout] = []
         absent: dict[tuple[GroupId, int], str] = {}
         for group, indices in wanted:
@@ -139,7 +141,7 @@ class GeneratorWorker:
         return self._store.sample(GroupId(*group))
 
     def groups(self) -> list[GroupId]:
-        """Groups with unfinished or held rollouts here."""
+        """Groups with unfinished or stored rollouts here."""
         return self._store.groups()
 
     def drain(self, timeout: float) -> list[GroupId]:
@@ -157,21 +159,11 @@ class GeneratorWorker:
         evaluation = Evaluation(prompts, sampling, samples)
         if not evaluation.requests:
             return []
-        patience = self.config.generator.request_timeout
         with self._evaluating:
             self._evaluation = evaluation
             try:
-                version = self._engine.call(lambda engine: _submit(engine, evaluation), patience)
-                left, changed = evaluation.left, time.monotonic()
-                while not evaluation.wait(0.5):
-                    self._check()
-                    if evaluation.left != left:
-                        left, changed = evaluation.left, time.monotonic()
-                    elif time.monotonic() - changed > patience:
-                        raise GeneratorError(
-                            f"evaluate: {left} of {len(evaluation.requests)} completions are missing and none came for "
-                            f"{patience:g} s (generator.request_timeout)"
-                        )
+                version = self._call("submit", lambda engine: _submit(engine, evaluation))
+                evaluation.wait(self.config.generator.request_timeout, self._check)
                 return evaluation.rows(version)
             finally:
                 self._evaluation = None
@@ -181,7 +173,7 @@ class GeneratorWorker:
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[list[float]]:
         """Log-probabilities of given completions under the weights served now; see `Engine.score`."""
         self._check()
-        return self._engine.call(lambda engine: engine.score(sequences, temperature))
+        return self._call("score", lambda engine: engine.score(sequences, temperature))
 
     # Weights.
 
@@ -192,12 +184,14 @@ class GeneratorWorker:
     def connect(self, invitation: Invitation) -> None:
         """Join a broadcast group; see `Engine.connect`."""
         self._check()
-        self._engine.call(lambda engine: engine.connect(invitation))
+        patience = invitation.timeout + _GIVE_UP_GRACE
+        self._engine.call("connect", lambda engine: engine.connect(invitation), patience, "weights.rendezvous_timeout")
 
     def receive(self, update: WeightUpdate) -> None:
         """Take one version between two steps; see `Engine.receive`. A watchdog ends a transfer that hangs."""
         self._check()
-        self._engine.call(lambda engine: self._receive(engine, update))
+        patience = update.timeout + _GIVE_UP_GRACE
+        self._engine.call("receive", lambda engine: self._receive(engine, update), patience, "weights.transfer_timeout")
 
     def disconnect(self) -> None:
         """Leave the broadcast group, also while a transfer hangs in the engine's thread."""
@@ -205,14 +199,14 @@ class GeneratorWorker:
             self._engine.engine.disconnect()
 
     def adopt_version(self, version: int) -> None:
-        """The weights that the engine loaded from `model.path` are this version; for runs without a learner."""
+        """Serve the weights of `model.path` as `version`; see `Engine.adopt_version`."""
         self._check()
-        self._engine.call(lambda engine: engine.adopt_version(version))
+        self._call("adopt_version", lambda engine: engine.adopt_version(version))
 
     def fingerprints(self) -> dict[str, str]:
         """See `Engine.fingerprints`."""
         self._check()
-        return self._engine.call(lambda engine: engine.fingerprints())
+        return self._call("fingerprints", lambda engine: engine.fingerprints())
 
     def _receive(self, engine: Engine, update: WeightUpdate) -> None:
         watchdog = threading.Timer(update.timeout + _WATCHDOG_GRACE, engine.disconnect)
@@ -228,7 +222,7 @@ class GeneratorWorker:
     def stats(self) -> WorkerStats:
         """Answers also while the engine hangs or after it failed."""
         engine = self._engine.engine
-        mean, longest = self._finisher.seconds() if self._finisher is not None else (0.0, 0.0)
+        mean, longest = self._postprocessor.seconds() if self._postprocessor is not None else (0.0, 0.0)
         return WorkerStats(
             name=self.name,
             version=engine.version if engine is not None else -1,
@@ -237,7 +231,7 @@ class GeneratorWorker:
             groups=len(self._store.groups()),
             stored=self._store.stored,
             stored_tokens=self._store.stored_tokens,
-            scoring=self._finisher.waiting if self._finisher is not None else 0,
+            scoring=self._postprocessor.waiting if self._postprocessor is not None else 0,
             reported=self._reporter.reported,
             scorers=self._scorers.stats() if self._scorers is not None else None,
             scoring_seconds_mean=mean,
@@ -251,6 +245,9 @@ class GeneratorWorker:
             memory=process_memory(),
         )
 
+    def _call(self, name: str, command: Callable[[Engine], T]) -> T:
+        return self._engine.call(name, command, self.config.generator.request_timeout, "generator.request_timeout")
+
     def _check(self) -> None:
         if (error := self._error or self._engine.describe_error()) is not None:
             raise GeneratorError(f"{self.name}: {error}")
@@ -261,29 +258,29 @@ class GeneratorWorker:
     def _rescore(self, rollouts: list[Rollout]) -> None:
         """Log-probabilities of kept rollouts alone, where the engine leaves them out while it samples."""
         if any(rollout.logprobs is None for rollout in rollouts):
-            patience, temperature = self.config.generator.request_timeout, self.config.generator.temperature
-            self._engine.call(lambda engine: engine.rescore(rollouts, temperature), patience)
+            temperature = self.config.generator.temperature
+            self._call("rescore", lambda engine: engine.rescore(rollouts, temperature))
 
     def _abort(self, keys: list[str]) -> None:
         if keys:
-            self._engine.post(lambda engine: engine.abort(keys))
+            self._engine.post("abort", lambda engine: engine.abort(keys))
 
     def _take_finished(self, rollouts: list[Rollout]) -> None:
         """In the engine's thread. Rollouts that nobody wants any more end here."""
-        finisher = self._finisher
-        assert finisher is not None
+        postprocessor = self._postprocessor
+        assert postprocessor is not None
         wanted: list[tuple[Rollout, Prompt]] = []
         evaluation = self._evaluation
         for rollout in rollouts:
             if rollout.group.epoch < 0:
                 prompt = evaluation.prompts.get(rollout.group) if evaluation is not None else None
             elif (prompt := self._store.prompt(rollout)) is None:
-                self._store.settle(rollout)
+                self._store.finish(rollout)
             if prompt is not None:
                 self._store.begin_scoring(rollout)
                 wanted.append((rollout, prompt))
         if wanted:
-            finisher.add(wanted)
+            postprocessor.add(wanted)
 
     def _take_scored(self, rollout: Rollout) -> None:
         if rollout.group.epoch < 0:
@@ -291,27 +288,9 @@ class GeneratorWorker:
             if evaluation is not None and rollout.group in evaluation.prompts:
                 evaluation.add(rollout)
             return
-        size = self._store.settle(rollout)
+        size = self._store.finish(rollout)
         if size is not None:
             self._reporter.add(rollout, size)
-
-    def _send(self, shards: list[GroupShard]) -> None:
-        """To the selector, not waiting; a failed report surfaces with a later one."""
-        if self._selector is None:
-            return
-        import ray
-        from ray.exceptions import RayTaskError
-
-        self._sent.append(self._selector.report.remote(shards))
-        ready, waiting = ray.wait(self._sent, num_returns=len(self._sent), timeout=0)
-        if len(waiting) > _REPORTS_IN_FLIGHT:
-            more, waiting = ray.wait(waiting, num_returns=1, timeout=self.config.generator.request_timeout)
-            ready += more
-        self._sent = waiting
-        for reference in ready:
-            # What the selector has against a report, its next `collect` raises; a dead selector ends this worker.
-            with contextlib.suppress(RayTaskError):
-                ray.get(reference)
 
 
 def _submit(engine: Engine, evaluation: Evaluation) -> int:

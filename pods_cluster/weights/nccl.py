@@ -12,7 +12,6 @@ event, and `close` aborts the communicator, which frees a stuck kernel and threa
 
 from __future__ import annotations
 
-import importlib
 import queue
 import threading
 import time
@@ -131,7 +130,7 @@ class NcclListener:
 
         def create() -> Any:
             try:
-                return _store_group_class().create(
+                return _vllm("StatelessProcessGroup").create(
                     self.host,
                     self.port,
                     rank=0,
@@ -156,7 +155,7 @@ def join_nccl(invitation: Invitation, closed: Closed, device: torch.device | Non
     deadline = Deadline(invitation.timeout)
 
     def create() -> Any:
-        return _store_group_class().create(
+        return _vllm("StatelessProcessGroup").create(
             invitation.host,
             invitation.port,
             rank=invitation.rank,
@@ -184,8 +183,7 @@ def _connect(
     def connect() -> tuple[Any, Any]:
         torch.cuda.set_device(place)
         store_group = create()
-        communicator_class = _import("vllm.distributed.device_communicators.pynccl").PyNcclCommunicator
-        communicator = communicator_class(store_group, place)
+        communicator = _vllm("PyNcclCommunicator")(store_group, place)
         if communicator.disabled:
             # PyNccl turns itself off without a word, and every broadcast is then a no-op.
             raise WeightTransferError(f"{what}: PyNccl is off (VLLM_DISABLE_PYNCCL, or libnccl cannot be loaded)")
@@ -197,16 +195,15 @@ def _connect(
     return NcclGroup(communicator, store_group, name, rank, world_size)
 
 
-def _store_group_class() -> Any:
-    return _import("vllm.distributed.utils").StatelessProcessGroup
+def _vllm(name: str) -> Any:
+    """A class of vLLM's; where releases keep it is known to the engine's `compat` alone, which is light to import."""
+    from pods_cluster.generation.engines.vllm import compat
 
-
-def _import(module: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return compat.lookup(name)
     except ImportError as error:
         raise WeightTransferError(
-            f"{module}: cannot be imported ({error}); weights.transport: nccl needs vllm in this process's environment"
+            f"{name}: cannot be imported ({error}); weights.transport: nccl needs vllm in this process's environment"
         ) from error
 
 

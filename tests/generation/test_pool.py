@@ -14,6 +14,8 @@ import pytest
 import ray
 
 from pods_cluster.config import Config
+from pods_cluster.generation import pool as pools
+from pods_cluster.generation import reporter
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.generation.messages import GeneratorError, GroupRequest, Portion
@@ -465,6 +467,45 @@ def test_a_hung_engine_is_found(make_config: MakeConfig, reports: Reports) -> No
     with_pool(config, reports.handle, body)
 
 
+def test_a_hung_engine_does_not_end_the_run_that_submits_to_it(make_config: MakeConfig, reports: Reports) -> None:
+    config = make_config(
+        engine="paced", request_timeout=1.0, engine_options={"tokens_per_second": 0.01, "shortest": 8, "longest": 8}
+    )
+
+    async def body(pool: GeneratorPool) -> None:
+        (worker,) = pool.workers.values()
+        await pool.submit(portions_of(range(1)))
+        with pytest.raises(GeneratorError, match=r"`fingerprints` within 1 s.*in a step.*generator\.request_timeout"):
+            await _call(worker.fingerprints.remote())
+        await pool.submit(portions_of(range(1, 2)))
+        (failure,) = await pool.check()
+        assert "`submit` within 1 s" in failure.cause
+        assert failure.groups == [GroupId(0, 0), GroupId(0, 1)]
+
+    with_pool(config, reports.handle, body)
+
+
+def test_a_silent_worker_is_not_waited_for(
+    make_config: MakeConfig, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is there and answers nothing; the others do its work."""
+
+    async def body(pool: GeneratorPool) -> None:
+        name, handle = next(iter(pool.workers.items()))
+        pid = (await _call(handle.ready.remote())).pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            monkeypatch.setattr(pools, "ANSWER_SECONDS", 1.0)
+            rows = await pool.evaluate([prompt(row) for row in range(4)], SamplingParams(max_tokens=4), 1)
+            assert [row.row for row in rows] == [0, 1, 2, 3]
+            (failure,) = await pool.check()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert (failure.worker, failure.cause) == (name, "did not answer for 2 s")
+
+    with_pool(make_config(workers=2), reports.handle, body)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -505,6 +546,23 @@ def test_a_model_that_is_not_there_is_named(make_config: MakeConfig) -> None:
 
     with pytest.raises(GeneratorError, match="/nowhere/at/all"):
         with_pool(config, None, body)
+
+
+def test_a_selector_that_takes_no_report_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf:
+        def report(self, shards: list[GroupShard]) -> None:
+            time.sleep(600)
+
+    monkeypatch.setattr(reporter, "REPORTS_IN_FLIGHT", 2)
+    selector = ray.remote(num_cpus=0)(Deaf).remote()
+    try:
+        link = reporter.SelectorLink(selector, 0.5)
+        link.send([])
+        link.send([])
+        with pytest.raises(GeneratorError, match=r"none of 3 reports for 0\.5 s \(generator\.request_timeout\)"):
+            link.send([])
+    finally:
+        ray.kill(selector)
 
 
 def test_a_dead_selector_surfaces(make_config: MakeConfig) -> None:

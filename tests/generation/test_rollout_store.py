@@ -32,8 +32,8 @@ def rollout(index: int, reward: float | None = 1.0, group: GroupId = GROUP, toke
 def test_rollouts_are_held_until_taken() -> None:
     store = RolloutStore()
     store.expect([expected(0, 1, 2, 3)])
-    assert store.settle(rollout(2)) == 4
-    assert store.settle(rollout(0)) == 4
+    assert store.finish(rollout(2)) == 4
+    assert store.finish(rollout(0)) == 4
     assert (store.stored, store.stored_tokens) == (2, 6)
     assert [item.index for item in store.sample(GROUP)] == [0, 2]
     taken, missing = store.take(GROUP, [2, 1])
@@ -41,8 +41,8 @@ def test_rollouts_are_held_until_taken() -> None:
     taken, missing = store.take(GROUP, [2, 0])
     assert ([item.index for item in taken], missing) == ([0], [2])
     assert store.groups() == [GROUP]
-    assert store.settle(rollout(1)) == 4
-    assert store.settle(rollout(3)) == 4
+    assert store.finish(rollout(1)) == 4
+    assert store.finish(rollout(3)) == 4
     store.take(GROUP, [1, 3])
     assert store.groups() == []
     assert store.stored == store.stored_tokens == 0
@@ -52,17 +52,17 @@ def test_rollouts_are_held_until_taken() -> None:
 def test_what_nobody_wants_leaves_no_trace() -> None:
     store = RolloutStore()
     store.expect([expected(0, 1, 2, 3)])
-    store.settle(rollout(0))
-    store.settle(rollout(1))
+    store.finish(rollout(0))
+    store.finish(rollout(1))
     assert sorted(store.keep(GROUP, [1, 2])) == ["0.3.0/3"]
     assert store.prompt(rollout(2)) == PROMPT
     assert store.prompt(rollout(3)) is None
-    assert store.settle(rollout(3)) is None
+    assert store.finish(rollout(3)) is None
     assert [item.index for item in store.sample(GROUP)] == [1]
     assert store.drop(GROUP) == ["0.3.0/2"]
     assert store.stored == 0
     assert store.groups() == []
-    assert store.settle(rollout(2)) is None
+    assert store.finish(rollout(2)) is None
     store.expect([expected(0, 1)])  # the same group may come again once all of it is gone
     assert store.keep(GroupId(9, 9), [1]) == []
 
@@ -75,8 +75,8 @@ def test_a_repeated_or_refused_request() -> None:
         store.expect([expected(5, group=GroupId(0, 4)), expected(1, 4)])
     assert store.groups() == [GROUP]
     store.forget([expected(2, 3)])
-    store.settle(rollout(0))
-    store.settle(rollout(1))
+    store.finish(rollout(0))
+    store.finish(rollout(1))
     store.take(GROUP, [0, 1])
     assert store.groups() == []
 
@@ -85,7 +85,7 @@ def test_waiting_for_an_empty_store() -> None:
     store = RolloutStore()
     store.expect([expected(0)])
     assert not store.wait_empty(0.01)
-    store.settle(rollout(0))
+    store.finish(rollout(0))
     taker = threading.Timer(0.05, lambda: store.take(GROUP, [0]))
     taker.start()
     assert store.wait_empty(10.0)
@@ -174,11 +174,11 @@ def test_the_seconds_with_something_pending_are_counted_once(monkeypatch: pytest
     store.expect([expected(0, 1)])
     now = 102.0
     store.expect([expected(0, group=other)])  # beside the others, not on top of them
-    store.settle(rollout(0))
+    store.finish(rollout(0))
     now = 105.0
     assert store.occupied_seconds == 5.0
-    store.settle(rollout(1))
-    store.settle(rollout(0, group=other))
+    store.finish(rollout(1))
+    store.finish(rollout(0, group=other))
     now = 200.0
     assert store.occupied_seconds == 5.0, "held ones are not pending"
     store.expect([expected(2, 3)])
@@ -186,7 +186,7 @@ def test_the_seconds_with_something_pending_are_counted_once(monkeypatch: pytest
     store.forget([expected(2, 3)])
     now = 300.0
     assert store.occupied_seconds == 6.0
-    store.settle(rollout(2))  # of requests that were refused
+    store.finish(rollout(2))  # of requests that were refused
     assert store.occupied_seconds == 6.0
 
 

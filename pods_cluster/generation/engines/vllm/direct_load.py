@@ -12,21 +12,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from jaxtyping import Shaped
+from torch import Tensor
 
-from pods_cluster.generation.engines.vllm.parameters import Held, held, is_packed
+from pods_cluster.generation.engines.vllm.compat import Attention, UnquantizedEmbeddingMethod, UnquantizedLinearMethod
+from pods_cluster.generation.engines.vllm.parameters import LocalParameter, is_packed, local_parameters
 from pods_cluster.weights.protocol import TensorSpec, WeightLoadError
 from pods_cluster.weights.sharded_fingerprint import shard_sum
 
-Rows = Sequence[tuple[TensorSpec, torch.Tensor]]
+Rows = Sequence[tuple[TensorSpec, Shaped[Tensor, "..."]]]
+"""Whole tensors of an update."""
 
 
 class DirectLoader:
-    """Of one worker's model: its own part of every parameter, by name."""
+    """Copies updates into the storage of one worker's model. `parts` are its own parts of all parameters, by name."""
 
-    def __init__(self, parts: dict[str, Held]) -> None:
+    def __init__(self, parts: dict[str, LocalParameter]) -> None:
         self._parts = parts
 
     def check(self, names: Iterable[str]) -> None:
@@ -46,17 +47,21 @@ class DirectLoader:
             part.tensor.copy_(_narrow(tensor, part))
 
 
-class Trial:
-    """The first update, through vLLM's loaders: what came is remembered as sums, to be compared with what is held."""
+class DirectLoadCheck:
+    """Finds out during one update through vLLM's loaders whether later updates can be copied directly.
+
+    The tensors of the update are kept as sums of their words, and compared with the model's parameters afterwards.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         # Their views are found anew afterwards: until then the parameters lie elsewhere.
-        self._parts = {part.name: part for part in held(model)} if _is_plain(model) else {}
-        self._came: dict[str, torch.Tensor] = {}
+        self._parts = {part.name: part for part in local_parameters(model)} if _is_plain(model) else {}
+        self._received: dict[str, Tensor] = {}
         self._fits = bool(self._parts)
 
-    def see(self, rows: Rows) -> None:
+    def record(self, rows: Rows) -> None:
+        """Take note of one bucket before it is loaded."""
         for spec, tensor in rows:
             part = self._parts.get(spec.name)
             self._fits = (
@@ -69,23 +74,24 @@ class Trial:
                 return
             assert part is not None
             try:
-                self._came[spec.name] = shard_sum(_narrow(tensor, part), part.shard)
+                self._received[spec.name] = shard_sum(_narrow(tensor, part), part.shard)
             except ValueError:  # shards that share a word
                 self._fits = False
 
-    def outcome(self) -> DirectLoader | None:
-        """After the update: a loader for later ones, or None where this model needs vLLM's."""
+    def loader(self) -> DirectLoader | None:
+        """Call it after the update: a loader for later ones, or None where this model needs vLLM's."""
         if not self._fits:
             return None
-        parts = {part.name: part for part in held(self._model)}
-        if set(parts) != set(self._came):
+        parts = {part.name: part for part in local_parameters(self._model)}
+        if set(parts) != set(self._received):
             return None
-        kept = torch.stack([shard_sum(part.tensor, part.shard) for part in parts.values()])
-        came = torch.stack([self._came[name] for name in parts])
-        return DirectLoader(parts) if bool((kept == came).all()) else None
+        loaded = torch.stack([shard_sum(part.tensor, part.shard) for part in parts.values()])
+        received = torch.stack([self._received[name] for name in parts])
+        return DirectLoader(parts) if bool((loaded == received).all()) else None
 
 
-def _narrow(tensor: torch.Tensor, part: Held) -> torch.Tensor:
+def _narrow(tensor: Shaped[Tensor, ...], part: LocalParameter) -> Shaped[Tensor, ...]:
+    """This worker's part of a whole tensor."""
     if tensor.shape == part.tensor.shape:
         return tensor
     return tensor.narrow(part.shard.dim, part.shard.start, part.tensor.shape[part.shard.dim])

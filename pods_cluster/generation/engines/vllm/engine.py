@@ -21,9 +21,18 @@ from pods_cluster.generation.engine import (
 from pods_cluster.generation.engines.sampling import stream_key
 from pods_cluster.generation.engines.vllm import compat
 from pods_cluster.generation.engines.vllm.arguments import VllmOptions, end_token_ids, engine_arguments, read_options
-from pods_cluster.generation.engines.vllm.flight import Flight
+from pods_cluster.generation.engines.vllm.core import Core
 from pods_cluster.generation.engines.vllm.prefill_scores import Scoring
-from pods_cluster.generation.engines.vllm.start import start_core
+from pods_cluster.generation.engines.vllm.requests import (
+    RunningRequest,
+    decoded,
+    finish_reason,
+    make_params,
+    make_request,
+    preempted,
+    sampled_logprobs,
+)
+from pods_cluster.generation.engines.vllm.start import import_vllm, prepare_environment, start_core
 from pods_cluster.generation.engines.vllm.worker_calls import WorkerWeights
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
@@ -40,8 +49,8 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
     generator = config.generator
     # The options' names are checked against vLLM's, so its import comes first; the mode must be set before that.
     process = generator.engine_options.get("process") is True or generator.tensor_parallel > 1
-    compat.prepare_environment(process, generator.threads or max(1, int(generator.cpus_per_worker)))
-    compat.import_vllm()
+    prepare_environment(process, generator.threads or max(1, int(generator.cpus_per_worker)))
+    import_vllm()
     from pods_cluster.generation.engines.vllm import weight_transfer, worker_extension
 
     options, passed = read_options(config)
@@ -49,7 +58,13 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
     arguments = engine_arguments(config, options, passed, backend)
     arguments["worker_extension_cls"] = worker_extension.EXTENSION
     shared = compat.on_gpu() and generator.cards < 1
-    core = start_core(arguments, process=process, shared_card=shared, short_way=options.scheduler == "pods")
+    core = start_core(
+        arguments,
+        process=process,
+        shared_card=shared,
+        start_timeout=generator.start_timeout,
+        fast_decode=options.scheduler == "pods",
+    )
     if core.runner == "v1" and compat.on_gpu() and options.seeded == "per_request":
         log.warning(
             "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
@@ -61,15 +76,15 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
 class VllmEngine:
     """`Engine` over a vLLM core. `end_ids` end a completion; each request may add its own."""
 
-    def __init__(self, core: compat.Core, options: VllmOptions, end_ids: Sequence[int], max_sequences: int) -> None:
+    def __init__(self, core: Core, options: VllmOptions, end_ids: Sequence[int], max_sequences: int) -> None:
         self.version = -1
         self.closed = False
         self.options = options
         self._core = core
         self._end_ids = tuple(end_ids)
         self._max_sequences = max_sequences
-        self._keys: dict[str, Flight] = {}
-        self._flights: dict[str, Flight] = {}
+        self._by_key: dict[str, RunningRequest] = {}
+        self._by_id: dict[str, RunningRequest] = {}
         self._finished: list[Rollout] = []
         self._serial = 0
         self._scoring = Scoring(core, self._request_id, self._advance)
@@ -95,7 +110,7 @@ class VllmEngine:
                 limit="engine's length",
                 remedy=", or raise generator.engine_options.max_model_len (up to the model's context)",
             )
-            if request.key in self._keys or request.key in keys:
+            if request.key in self._by_key or request.key in keys:
                 raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
             keys.add(request.key)
         for request in requests:
@@ -104,25 +119,25 @@ class VllmEngine:
             if self.options.seeded == "per_request":
                 seed = stream_key(sampling.seed, request.group, request.index) >> 1
             wanted = sampling.logprobs and self.options.logprobs == "engine"
-            params = compat.make_params(sampling, (*self._end_ids, *sampling.stop_token_ids), seed, wanted)
-            flight = Flight(request, self._request_id(request.key), wanted, self.version)
+            params = make_params(sampling, (*self._end_ids, *sampling.stop_token_ids), seed, wanted)
+            running = RunningRequest(request, self._request_id(request.key), wanted, self.version)
             prompt = prompts.setdefault(request.prompt_ids, list(request.prompt_ids))
-            self._core.add(compat.make_request(flight.request_id, prompt, params))
-            self._keys[request.key] = self._flights[flight.request_id] = flight
+            self._core.add(make_request(running.request_id, prompt, params))
+            self._by_key[request.key] = self._by_id[running.request_id] = running
 
     def abort(self, keys: Iterable[str]) -> None:
-        flights = [flight for key in keys if (flight := self._keys.get(key)) is not None]
-        self._core.abort([flight.request_id for flight in flights])
-        for flight in flights:
-            self._end(flight, FinishReason.ABORT)
+        found = [running for key in keys if (running := self._by_key.get(key)) is not None]
+        self._core.abort([running.request_id for running in found])
+        for running in found:
+            self._end(running, FinishReason.ABORT)
 
     @property
     def in_flight(self) -> int:
-        return len(self._keys) + len(self._finished)
+        return len(self._by_key) + len(self._finished)
 
     def step(self) -> list[Rollout]:
         require_open(self.closed, "step")
-        if self._keys and not self._finished:
+        if self._by_key and not self._finished:
             self._advance()
         finished, self._finished = self._finished, []
         return finished
@@ -152,72 +167,72 @@ class VllmEngine:
             self._gauges = gauges
         counts, version = self._counts, self.version
         for output in outputs:
-            flight = self._flights.get(output.request_id)
-            if flight is None:
-                if (many := compat.decoded(output)) is None:
+            running = self._by_id.get(output.request_id)
+            if running is None:
+                if (many := decoded(output)) is None:
                     self._scoring.take(output)
                 else:
                     self._take_decoded(*many)
                 continue
             if new := output.new_token_ids:
-                if not flight.token_ids:
-                    flight.first_version = version
-                    counts["prompt_tokens"] += len(flight.request.prompt_ids)
-                flight.last_version = version
-                flight.token_ids += new
+                if not running.token_ids:
+                    running.first_version = version
+                    counts["prompt_tokens"] += len(running.request.prompt_ids)
+                running.last_version = version
+                running.token_ids += new
                 counts["generated_tokens"] += len(new)
-                if flight.logprobs is not None and output.new_logprobs is not None:
-                    flight.logprobs += compat.sampled_logprobs(output)
-            if output.events and compat.preempted(output):
-                counts["preemptions"] += not flight.spared
-                flight.spared = False
+                if running.logprobs is not None and output.new_logprobs is not None:
+                    running.logprobs += sampled_logprobs(output)
+            if output.events and preempted(output):
+                counts["preemptions"] += not running.preempted_by_update
+                running.preempted_by_update = False
             if output.finish_reason is not None:
-                self._end(flight, compat.finish_reason(str(output.finish_reason)))
+                self._end(running, finish_reason(str(output.finish_reason)))
         self._warn()
 
     def _take_decoded(
         self, ids: list[str], tokens: list[int], logprobs: list[float] | None, ended: dict[str, str]
     ) -> None:
         """The tokens of rollouts that were on their way already; one that was aborted meanwhile is not known here."""
-        flights, version = self._flights, self.version
+        by_id, version = self._by_id, self.version
         for index, name in enumerate(ids):
-            flight = flights.get(name)
-            if flight is None:
+            running = by_id.get(name)
+            if running is None:
                 continue
-            flight.token_ids.append(tokens[index])
-            flight.last_version = version
-            if logprobs is not None and flight.logprobs is not None:
-                flight.logprobs.append(logprobs[index])
+            running.token_ids.append(tokens[index])
+            running.last_version = version
+            if logprobs is not None and running.logprobs is not None:
+                running.logprobs.append(logprobs[index])
             self._counts["generated_tokens"] += 1
         for name, reason in ended.items():
-            if (flight := flights.get(name)) is not None:
-                self._end(flight, compat.finish_reason(reason))
+            if (running := by_id.get(name)) is not None:
+                self._end(running, finish_reason(reason))
 
-    def _end(self, flight: Flight, reason: FinishReason) -> None:
-        del self._keys[flight.request.key], self._flights[flight.request_id]
+    def _end(self, running: RunningRequest, reason: FinishReason) -> None:
+        del self._by_key[running.request.key], self._by_id[running.request_id]
         if reason is FinishReason.ABORT:
             self._counts["aborted"] += 1
-            self._counts["aborted_tokens"] += len(flight.token_ids)
+            self._counts["aborted_tokens"] += len(running.token_ids)
         else:
             self._counts["finished"] += 1
-        self._finished.append(flight.rollout(reason))
+        self._finished.append(running.rollout(reason))
 
     def _warn(self) -> None:
-        """Of a cache too small for what is in flight: rollouts that lose their place are computed again."""
+        """Tell people of a cache too small for what is in flight: rollouts that lose their place are computed again."""
         since, before = self._warned
         now = time.monotonic()
         if now - since < _WARN_SECONDS:
             return
         lost = self._counts["preemptions"] - before
         self._warned = (now, self._counts["preemptions"])
-        if lost > _STORM * max(1, len(self._keys)):
+        if lost > _STORM * max(1, len(self._by_key)):
             log.warning(
                 "%d rollouts lost their place in the key/value cache in %.0f s (%d in flight, cache %.0f %% full) and "
                 "are computed again: lower generator.max_sequences (now %d), raise "
                 "generator.engine_options.gpu_memory_utilization, or set kv_cache_dtype: fp8",
                 lost,
                 now - since,
-                len(self._keys),
+                len(self._by_key),
                 100 * getattr(self._gauges, "kv_cache_usage", 0.0),
                 self._max_sequences,
             )
@@ -252,8 +267,8 @@ class VllmEngine:
         for outputs, gauges in self._core.pause():
             self._take(outputs, gauges)  # still of the version before
         self._weights.receive(update)
-        for flight in self._flights.values():
-            flight.updated(self.version)
+        for running in self._by_id.values():
+            running.updated(self.version)
         self._core.resume()
         self.version = update.version
         self.closed = False
@@ -263,12 +278,12 @@ class VllmEngine:
         return self._weights.fingerprints()
 
     def stats(self) -> EngineStats:
-        running = getattr(self._gauges, "num_running_reqs", min(len(self._keys), self._max_sequences))
-        running = min(running, len(self._keys))
+        running = getattr(self._gauges, "num_running_reqs", min(len(self._by_key), self._max_sequences))
+        running = min(running, len(self._by_key))
         return EngineStats(
             running=running,
-            waiting=len(self._keys) - running,
-            kv_cache_usage=getattr(self._gauges, "kv_cache_usage", 0.0) if self._keys else 0.0,
+            waiting=len(self._by_key) - running,
+            kv_cache_usage=getattr(self._gauges, "kv_cache_usage", 0.0) if self._by_key else 0.0,
             busy_seconds=self._busy_seconds,
             **self._counts,
         )
@@ -276,7 +291,7 @@ class VllmEngine:
     def close(self) -> None:
         self.closed = True
         self.disconnect()
-        self._keys.clear()
-        self._flights.clear()
+        self._by_key.clear()
+        self._by_id.clear()
         self._finished.clear()
         self._core.close()

@@ -1,4 +1,4 @@
-"""A vLLM model's parameters by their Hugging Face names: which there are, and what the engine computes with.
+"""Parameters of a vLLM model by their Hugging Face names: which there are, and what the engine computes with.
 
 vLLM fuses projections (`qkv_proj`, `gate_up_proj`), pads the vocabulary, shares all of it out among tensor-parallel
 workers, and on a CPU packs weights into oneDNN's own format and throws the originals away.
@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from jaxtyping import Float, Shaped
+from torch import Tensor
 
+from pods_cluster.generation.engines.vllm.compat import (
+    ColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from pods_cluster.weights.sharded_fingerprint import Shard, ShardSum, shard_sums
 
 _PROBE_COLUMNS = 1024
-# Of vLLM's WeightsMapper; its other maps say what is fused, and name suffixes of scales.
+# Fields of vLLM's WeightsMapper that rename; its others say what is fused, and name suffixes of scales.
 _RENAMINGS = ("orig_to_new_renaming", "orig_to_new_regex", "orig_to_new_substr", "orig_to_new_prefix")
 
 
@@ -44,17 +51,20 @@ def repack_tied_heads(model: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A parameter by its Hugging Face name as far as this worker has it: `tensor` is the `shard` of the whole, a view of
-    the storage that the engine computes from unless that is packed (`is_packed`)."""
+class LocalParameter:
+    """This worker's part of a parameter, by its Hugging Face name.
+
+    `tensor` is the `shard` of the whole: a view of the storage that the engine computes from, unless that is packed
+    (`is_packed`).
+    """
 
     name: str
-    tensor: torch.Tensor
+    tensor: Shaped[Tensor, ...]
     shard: Shard
 
 
-def held(model: torch.nn.Module) -> Iterator[Held]:
-    """All that this worker computes with.
+def local_parameters(model: torch.nn.Module) -> Iterator[LocalParameter]:
+    """All parameters that this worker computes with.
 
     On a CPU a packed weight is read back by multiplying it with the identity: exact, but for a negative zero, which
     comes back positive.
@@ -63,7 +73,7 @@ def held(model: torch.nn.Module) -> Iterator[Held]:
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            tensor: torch.Tensor = parameter.data
+            tensor: Tensor = parameter.data
             if name == "weight" and is_packed(module):
                 tensor = _unpacked(module)
             elif parameter.data_ptr() in seen:
@@ -73,15 +83,15 @@ def held(model: torch.nn.Module) -> Iterator[Held]:
             names = unfused(f"{prefix}.{name}", packed)
             shards = _shards(module, name, tensor, len(names))
             for single, (part, shard) in zip(names, shards, strict=True):
-                yield Held(single, part, shard)
+                yield LocalParameter(single, part, shard)
 
 
-def held_sums(model: torch.nn.Module) -> dict[str, ShardSum]:
-    """This worker's part of the fingerprints of all parameters (`shards.joined`)."""
-    return shard_sums((item.name, item.tensor, item.shard) for item in held(model))
+def local_sums(model: torch.nn.Module) -> dict[str, ShardSum]:
+    """This worker's part of the fingerprints of all parameters; `sharded_fingerprint.joined` makes them whole."""
+    return shard_sums((item.name, item.tensor, item.shard) for item in local_parameters(model))
 
 
-def _shards(module: Any, name: str, tensor: torch.Tensor, count: int) -> list[tuple[torch.Tensor, Shard]]:
+def _shards(module: Any, name: str, tensor: Shaped[Tensor, ...], count: int) -> list[tuple[Shaped[Tensor, ...], Shard]]:
     """`tensor`, parameter `name` of `module`, as its `count` fused parts, and where each lies in its whole."""
     if isinstance(module, VocabParallelEmbedding):
         own = module.shard_indices
@@ -119,7 +129,7 @@ def _shards(module: Any, name: str, tensor: torch.Tensor, count: int) -> list[tu
 
 
 def unfused(name: str, packed: dict[str, list[str]]) -> list[str]:
-    """Hugging Face names of what vLLM keeps as `name`."""
+    """Hugging Face names of the parameters that vLLM keeps as `name`."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part in packed and len(packed[part]) > 1:
@@ -135,8 +145,8 @@ def is_packed(module: Any) -> bool:
     return isinstance(module, ParallelLMHead) or not isinstance(module, VocabParallelEmbedding)
 
 
-def _unpacked(module: Any) -> torch.Tensor:
-    """The weight [out, in] that `cpu_linear` multiplies with, from its products with unit vectors."""
+def _unpacked(module: Any) -> Float[Tensor, "out in"]:
+    """The weight that `cpu_linear` multiplies with, from its products with unit vectors."""
     size = getattr(module, "input_size_per_partition", None) or getattr(module, "embedding_dim", None)
     if size is None:
         size = module.weight.shape[1]

@@ -1,4 +1,4 @@
-"""Log-probabilities of given completions, from a prefill over them beside whatever else is in flight."""
+"""Log-probabilities of given completions, from a prefill over them while rollouts are in flight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm import requests
+from pods_cluster.generation.engines.vllm.core import Core
 
 ELEMENTS = 1 << 26
 """Probabilities that one request may bring over where it needs whole distributions."""
@@ -19,9 +20,10 @@ Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 class Scoring:
-    """Requests of its own in the core. `take` must be shown every output that belongs to no rollout."""
+    """Scores completions with requests of its own. `take` must be given every output of the core that belongs to no
+    rollout; `advance` makes one step of the core and says whether anything came of it."""
 
-    def __init__(self, core: compat.Core, next_id: Callable[[str], str], advance: Callable[[], bool]) -> None:
+    def __init__(self, core: Core, next_id: Callable[[str], str], advance: Callable[[], bool]) -> None:
         self._core = core
         self._next_id = next_id
         self._advance = advance
@@ -49,8 +51,8 @@ class Scoring:
                 if len(completion):
                     request_id = self._next_id("score")
                     self._places[request_id] = number
-                    params = compat.make_scoring_params(whole)
-                    self._core.add(compat.make_request(request_id, [*prompt, *completion], params))
+                    params = requests.make_scoring_params(whole)
+                    self._core.add(requests.make_request(request_id, [*prompt, *completion], params))
             self._wait()
         for number, (_, completion) in enumerate(sequences):
             if len(self._results[number]) != len(completion):
@@ -61,7 +63,7 @@ class Scoring:
         number = self._places.get(output.request_id)
         if number is None:
             return
-        values = compat.prompt_logprobs(output, self._temperature)
+        values = requests.prompt_logprobs(output, self._temperature)
         if values is not None:
             self._results[number] = values[self._starts[number] - 1 :].tolist()
         if output.finish_reason is not None:

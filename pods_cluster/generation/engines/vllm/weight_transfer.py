@@ -1,10 +1,9 @@
-"""New weights into a vLLM engine: a weight-transfer engine of ours in vLLM's registry (`vllm_extension` calls it).
+"""Our weight-transfer engine in vLLM's registry: one worker's end of a broadcast group (`worker_extension` calls it).
 
 The transport is the one of all receivers (`Receiver`: gloo or NCCL, with deadlines, a watchdog and a way out from another
 thread, which vLLM's own "nccl" engine lacks); the lifecycle (start, update, finish) and the loading (layerwise reload:
 each layer in the model's own format, copied into the storage that captured graphs read) are vLLM's, at the first update
-and wherever the model does not keep its parameters as they come (`vllm_direct`). Holds for vLLM 0.25.1 to 0.33, on GPU
-and CPU.
+and wherever the model does not keep its parameters as they come (`direct_load`).
 """
 
 from __future__ import annotations
@@ -15,15 +14,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-from vllm.distributed.weight_transfer.base import (
+from jaxtyping import Shaped
+from torch import Tensor
+
+from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.adapter_layers import VllmAdapter
+from pods_cluster.generation.engines.vllm.compat import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
 )
-
-from pods_cluster.generation.engines.vllm.adapter_layers import VllmAdapter
-from pods_cluster.generation.engines.vllm.direct_load import DirectLoader, Trial
+from pods_cluster.generation.engines.vllm.direct_load import DirectLoadCheck, DirectLoader
 from pods_cluster.weights.adapter import AdapterInbox
 from pods_cluster.weights.protocol import (
     AdapterFactor,
@@ -51,17 +54,10 @@ def close_transfer(token: str) -> None:
     with _open_lock:
         engine = _open.pop(token, None)
     if engine is not None:
-        _leave(engine)
-
-
-def _leave(engine: Any) -> None:
-    if isinstance(engine, PodsTransferEngine):
-        engine.leave()
-        return
-    # vLLM's own: up to 0.27 its shutdown only drops the reference, and a stuck broadcast goes on for ever.
-    group, engine.model_update_group = getattr(engine, "model_update_group", None), None
-    if group is not None:
-        group.destroy()
+        if isinstance(engine, PodsTransferEngine):
+            engine.leave()
+        else:
+            compat.leave_native_group(engine)
 
 
 @dataclass
@@ -129,9 +125,9 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         self._cuda = device if device.type == "cuda" else None
         self._receiver: Receiver | None = None
         self._adapter: VllmAdapter | None = None
-        self._trial: Trial | None = None
+        self._check: DirectLoadCheck | None = None
         self._direct: DirectLoader | None = None
-        self._tried = False
+        self._checked = False
 
     def init_transfer_engine(self, init_info: PodsInitInfo) -> None:
         self.leave()
@@ -156,13 +152,9 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
             raise
 
     def start_weight_update(self) -> None:
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
         finalize_layerwise_reload(self.model, self.model_config)
 
     def receive_weights(self, update_info: PodsUpdateInfo) -> None:
@@ -173,14 +165,15 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         """Whether updates go straight into the model's storage: known after the first one."""
         return self._direct is not None
 
-    def begin_trial(self) -> None:
+    def begin_direct_check(self) -> None:
         """Before an update through vLLM's loaders: watch whether later ones can be direct, unless that is known."""
-        self._trial = None if self._tried else Trial(self.model)
+        self._check = None if self._checked else DirectLoadCheck(self.model)
 
-    def end_trial(self) -> None:
-        trial, self._trial = self._trial, None
-        if trial is not None:
-            self._tried, self._direct = True, trial.outcome()
+    def end_direct_check(self) -> None:
+        """After that update."""
+        check, self._check = self._check, None
+        if check is not None:
+            self._checked, self._direct = True, check.loader()
 
     def receive_direct(self, update: WeightUpdate) -> None:
         assert self._direct is not None
@@ -205,11 +198,11 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
             raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
         receiver.receive(update, sink)
 
-    def _load(self, rows: list[tuple[TensorSpec, torch.Tensor]]) -> None:
+    def _load(self, rows: list[tuple[TensorSpec, Shaped[Tensor, ...]]]) -> None:
         # Copies: layerwise reload keeps a fused layer's tensors until the last of them came, perhaps a bucket later.
         model: Any = self.model
-        if self._trial is not None:
-            self._trial.see(rows)
+        if self._check is not None:
+            self._check.record(rows)
         model.load_weights([(spec.name, tensor.clone()) for spec, tensor in rows])
 
     def leave(self) -> None:
@@ -226,5 +219,4 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         raise NotImplementedError("the learner's WeightSender sends")
 
 
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, PodsTransferEngine)
+compat.register_transfer_engine(BACKEND, PodsTransferEngine)

@@ -1,4 +1,4 @@
-"""The engine's end of a weight transfer: what is asked of vLLM's workers, and from which thread that can be."""
+"""Calls to vLLM's workers for new weights, from the engine's thread or another one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.core import Core
 from pods_cluster.weights.protocol import Invitation, WeightTransferError, WeightUpdate
 from pods_cluster.weights.sharded_fingerprint import joined
 from pods_cluster.weights.transport import Closed, Deadline, call_within
 
 _GRACE_SECONDS = 10.0
+FINGERPRINT_SECONDS = 600.0
+"""Time for workers with processes of their own to take the fingerprints of a model."""
 
 
 class WorkerWeights:
     """All workers of one core as members of a broadcast group, through vLLM's weight-transfer interface."""
 
-    def __init__(self, core: compat.Core, native: bool, loading: str = "auto") -> None:
+    def __init__(self, core: Core, native: bool, loading: str = "auto") -> None:
         self._core = core
         self._native = native
         self._loading = loading
@@ -78,12 +81,13 @@ class WorkerWeights:
 
     def fingerprints(self) -> dict[str, str]:
         try:
-            return joined(self._core.call_workers("pods_fingerprints"))
+            return joined(self._call(FINGERPRINT_SECONDS, "pods_fingerprints"))
         except Exception as error:
             raise EngineError(f"fingerprints: {error}") from error
 
     def _call(self, timeout: float, method: str, *args: Any) -> list[Any]:
-        """On all workers; where they have processes of their own not for ever, should one die meanwhile."""
+        """The method's results on all workers. Raises WeightTransferError soon after `timeout` seconds where they have
+        processes of their own, one of which may die or hang meanwhile."""
         if not self._core.process:
             return self._core.call_workers(method, *args)
         deadline = Deadline(timeout + _GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""What vLLM's workers add to themselves for new weights: methods of the worker class, called by `collective_rpc`.
+"""Methods that vLLM's workers get for new weights, called by `collective_rpc`.
 
 Named as `worker_extension_cls`, so that every vLLM worker process imports this module, and with it the transfer engine,
 before it loads the model; an engine's own processes begin to watch their owner then.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.config import set_current_vllm_config
 
 from pods_cluster.generation.engines.vllm import process_owner
-from pods_cluster.generation.engines.vllm.parameters import expected_names, held_sums, repack_tied_heads
+from pods_cluster.generation.engines.vllm.compat import set_current_vllm_config
+from pods_cluster.generation.engines.vllm.parameters import expected_names, local_sums, repack_tied_heads
 from pods_cluster.generation.engines.vllm.weight_transfer import PodsUpdateInfo, close_transfer, open_transfer
 from pods_cluster.weights.protocol import WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.sharded_fingerprint import ShardSum
@@ -44,7 +44,7 @@ class WorkerExtension:
         return _outcome(lambda: _receive(self, info, loading))
 
     def pods_fingerprints(self: Any) -> dict[str, ShardSum]:
-        return held_sums(self.model_runner.get_model())
+        return local_sums(self.model_runner.get_model())
 
 
 def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
@@ -65,7 +65,7 @@ def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
         repack_tied_heads(model)
         return
     if update is not None and loading == "auto":
-        engine.begin_trial()
+        engine.begin_direct_check()
     worker.pods_half_loaded = True
     worker.start_weight_update()
     worker.update_weights(info)
@@ -73,7 +73,7 @@ def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
     repack_tied_heads(model)
     worker.pods_half_loaded = False
     if update is not None:
-        engine.end_trial()
+        engine.end_direct_check()
 
 
 def _receive_adapter(worker: Any, update: WeightUpdate) -> None:

@@ -78,10 +78,10 @@ def test_an_update_in_the_middle_of_requests(unloaded: VllmEngine) -> None:
     [prompt] = unending(old, 1, 40)
     item = request(0, prompt=prompt, temperature=0.0, max_tokens=40)
     engine.submit([item])
-    while len(engine._keys[item.key].token_ids) < 3:
+    while len(engine._by_key[item.key].token_ids) < 3:
         assert not engine.step()
     publish(engine, new, 2)
-    made = len(engine._keys[item.key].token_ids)
+    made = len(engine._by_key[item.key].token_ids)
     rollout = finish(engine)[item.key]
     prefix = greedy(old, list(prompt), 40)[:made]
     assert rollout.token_ids == prefix + greedy(new, [*prompt, *prefix], 40 - made)
@@ -112,7 +112,7 @@ def test_what_does_not_fit_closes_the_engine_until_a_full_version(unloaded: Vllm
     assert difference(fingerprints(new.named_parameters()), engine.fingerprints()) == ""
 
 
-def test_a_trial_refuses_a_model_that_changes_what_it_loads(
+def test_a_check_refuses_a_model_that_changes_what_it_loads(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = transfer_engine(engine)
@@ -123,14 +123,14 @@ def test_a_trial_refuses_a_model_that_changes_what_it_loads(
 
     for change, expected in ((doubled, False), (load, True)):
         monkeypatch.setattr(type(model), "load_weights", change)
-        inner._tried, inner._direct = False, None
+        inner._checked, inner._direct = False, None
         publish(engine, build("tied", 3), 5)
         assert inner.direct is expected
 
 
 def test_packed_weights_and_reload_go_through_the_loaders(engines: Engines, engine: VllmEngine) -> None:
     inner = transfer_engine(engine)
-    inner._tried, inner._direct = False, None
+    inner._checked, inner._direct = False, None
     engine._weights._loading = "reload"
     publish(engine, build("tied", 4), 6)
     assert not inner.direct

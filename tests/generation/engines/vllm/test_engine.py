@@ -356,7 +356,7 @@ def test_an_update_reaches_requests_in_flight_and_the_prefix_cache(engine: VllmE
     engine.submit([*items, *waiting])
     for _ in range(6):
         engine.step()
-    before = {key: list(flight.token_ids) for key, flight in engine._keys.items()}
+    before = {key: list(running.token_ids) for key, running in engine._by_key.items()}
     publish(engine, new, 1)
     assert engine.version == 1
     done = finish(engine)
@@ -399,7 +399,7 @@ def test_an_update_that_dies_midway_closes_the_engine_until_a_full_one(engine: V
     engine.submit([item])
     for _ in range(4):
         engine.step()
-    made = list(engine._keys[item.key].token_ids)
+    made = list(engine._by_key[item.key].token_ids)
     learner = Learner(new)
     invitation, update = learner.invite(), learner.update(1, timeout=3)
     assert len(update.buckets) > 4
@@ -584,9 +584,9 @@ def test_a_torchvision_of_another_torch_is_named_with_the_fix(tmp_path: Path) ->
     (tmp_path / "torchvision-0.27.0.dist-info").mkdir()
     (tmp_path / "torchvision-0.27.0.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.27.0\n")
     code = (
-        "from pods_cluster.generation import vllm_compat\n"
-        "vllm_compat.prepare_environment(process=False, threads=1)\n"
-        "vllm_compat.import_vllm()\n"
+        "from pods_cluster.generation.engines.vllm import start\n"
+        "start.prepare_environment(process=False, threads=1)\n"
+        "start.import_vllm()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[4])])}
     done = subprocess.run(

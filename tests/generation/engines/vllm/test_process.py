@@ -58,12 +58,12 @@ def test_updates_aborts_scores_and_a_refused_update(engine: VllmEngine) -> None:
     items = [request(0, index, prompt=prompt, temperature=0.0, max_tokens=40) for index, prompt in enumerate(prompts)]
     engine.submit(items)
     made: dict[str, int] = {}
-    while min(made.values(), default=0) < 3 and len(engine._keys) == 4:
+    while min(made.values(), default=0) < 3 and len(engine._by_key) == 4:
         assert not engine.step()
-        made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
+        made = {key: len(running.token_ids) for key, running in engine._by_key.items()}
     engine.abort([items[3].key])
     publish(engine, new, 1, relay=True)
-    made = {key: len(flight.token_ids) for key, flight in engine._keys.items()}
+    made = {key: len(running.token_ids) for key, running in engine._by_key.items()}
     done = finish(engine)
     assert done[items[3].key].finish_reason is FinishReason.ABORT
     for item in items[:3]:

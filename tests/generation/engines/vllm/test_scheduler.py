@@ -1,4 +1,4 @@
-"""Our scheduler's short way against vLLM's own scheduler: the same steps, the same blocks, the same results.
+"""Our scheduler's fast path against vLLM's own scheduler: the same steps, the same blocks, the same results.
 
 Both get the same requests, the same aborts and the same tokens; no model runs.
 """
@@ -29,7 +29,8 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
-from pods_cluster.generation.engines.vllm import compat, scheduler  # noqa: E402
+from pods_cluster.generation.engines.vllm import scheduler  # noqa: E402
+from pods_cluster.generation.engines.vllm.requests import decoded, make_params  # noqa: E402
 from pods_cluster.types import SamplingParams  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -100,7 +101,7 @@ class Driver:
         self.requests: dict[str, Request] = {}
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        params = compat.make_params(SamplingParams(max_tokens=max_tokens), (END,), 1, logprobs=True)
+        params = make_params(SamplingParams(max_tokens=max_tokens), (END,), 1, logprobs=True)
         request = Request(
             name, list(prompt), params, None, arrival_time=float(len(self.requests)), block_hasher=self._hasher
         )
@@ -129,7 +130,7 @@ class Driver:
         output, result = self._queue.popleft()
         found: dict[str, Any] = {}
         for one in self.scheduler.update_from_output(output, result).get(0, _Nothing).outputs:
-            if (many := compat.decoded(one)) is None:
+            if (many := decoded(one)) is None:
                 values = one.new_logprobs.logprobs[:, 0].tolist() if one.new_logprobs else None
                 reason = None if one.finish_reason is None else str(one.finish_reason)
                 found[one.request_id] = (one.new_token_ids, values, reason)
@@ -247,7 +248,7 @@ def test_the_same_steps_and_results_as_vllms_scheduler(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_decoding_steps_go_the_short_way(
+def test_decoding_steps_take_the_fast_path(
     engine_config: Hidden, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only steps with a prefill chunk or too little room take vLLM's loops; admission goes along with decoding."""
@@ -282,8 +283,8 @@ def test_requests_that_need_more_go_vllms_way(engine_config: Hidden) -> None:
     request = driver.requests["least"]
     assert request.sampling_params is not None
     request.sampling_params.min_tokens = 3
-    request.short_way_ends = scheduler._ends(request)  # type: ignore[attr-defined]
-    assert request.short_way_ends is None  # type: ignore[attr-defined]
+    request.fast_end_tokens = scheduler._end_tokens(request)  # type: ignore[attr-defined]
+    assert request.fast_end_tokens is None  # type: ignore[attr-defined]
     while driver.scheduler.has_requests():
         driver.step()
         assert not driver.scheduler._steps

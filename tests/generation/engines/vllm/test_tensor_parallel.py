@@ -100,9 +100,9 @@ def check(engine: VllmEngine) -> None:
     made = 0
     while made < 3:
         assert not engine.step()
-        made = len(engine._keys[item.key].token_ids)
+        made = len(engine._by_key[item.key].token_ids)
     publish(engine, new, 1)
-    made = len(engine._keys[item.key].token_ids)
+    made = len(engine._by_key[item.key].token_ids)
     rollout = finish(engine)[item.key]
     prefix = greedy(old, list(prompt), 40)[:made]
     assert rollout.token_ids == prefix + greedy(new, [*prompt, *prefix], 40 - made)

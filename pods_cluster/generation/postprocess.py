@@ -1,4 +1,4 @@
-"""What happens to a rollout between the engine and the store: its text is decoded and its rewards are computed."""
+"""Decoding and scoring of finished rollouts, between the engine and the store."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # the controller names the worker's class and needs none of w
 Done = Callable[[Rollout], None]
 
 
-class Finisher:
+class Postprocessor:
     """Decodes and scores rollouts off the engine's thread; each comes to `done`, scored, in any order.
 
-    An aborted rollout is decoded and passed on without a reward: half a completion has none. `failed` gets what no
-    rollout can be finished after.
+    An aborted rollout is decoded and passed on without a reward: half a completion has none. `failed` gets the error
+    after which no rollout can be finished any more.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Finisher:
         self._lock = threading.Lock()
         self._seconds = (0, 0.0, 0.0)  # rollouts, sum, longest
         self.waiting = 0
-        self._thread = threading.Thread(target=self._run, name="finisher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="postprocess", daemon=True)
         self._thread.start()
 
     def add(self, rollouts: list[tuple[Rollout, Prompt]]) -> None:
@@ -55,6 +55,7 @@ class Finisher:
         return (total / count if count else 0.0), longest
 
     def close(self) -> None:
+        """End after the batch that is being decoded."""
         self._queue.put(None)
         self._thread.join(5.0)
 
