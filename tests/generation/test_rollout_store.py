@@ -199,18 +199,18 @@ def test_seconds_in_which_only_scorers_work_are_counted(monkeypatch: pytest.Monk
     now = 103.0
     assert store.only_scoring_seconds == 0.0, "the engine still has two"
     store.begin_scoring(rollout(1))
-    store.settle(rollout(2))  # given up: the engine ends it unscored
+    store.finish(rollout(2))  # given up: the engine ends it unscored
     now = 105.0
     assert store.only_scoring_seconds == 2.0
-    store.settle(rollout(0))
+    store.finish(rollout(0))
     now = 106.0
     store.expect([expected(3)])
     now = 110.0
     assert store.only_scoring_seconds == 3.0
     store.begin_scoring(rollout(3))
     store.begin_scoring(rollout(3))
-    store.settle(rollout(1))
-    store.settle(rollout(3))
+    store.finish(rollout(1))
+    store.finish(rollout(3))
     store.begin_scoring(rollout(3))  # late: it is not pending any more
     now = 200.0
     assert store.only_scoring_seconds == 3.0
