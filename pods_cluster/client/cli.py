@@ -46,6 +46,8 @@ def train(
     console = Console()
     summary = run(load_config(config, overrides or []), resume=resume, console=console, live=False if plain else None)
     console.print(render(summary))
+    if summary.trained_nothing:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -67,6 +67,11 @@ class Summary:
     figures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def trained_nothing(self) -> bool:
+        """Whether the run made steps and not one update: its model is the one that it began with."""
+        return self.steps > 0 and not self.rollouts.get("trained")
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: no NaN, no infinity."""
         return _finite(asdict(self))
@@ -127,6 +132,11 @@ def summarize(
     summary.sync_seconds = _mean(syncs) if syncs else None
     summary.warnings = sum(event.get("level") == "warning" for event in events)
     summary.errors = sum(event.get("level") == "error" for event in events)
+    if summary.trained_nothing:
+        fates = ", ".join(f"{count:,} {fate}" for fate, count in summary.fates.items() if count) or "none came"
+        summary.notes.append(
+            f"nothing was trained in {summary.steps} step(s) (groups: {fates}): the model is the one that the run began with"
+        )
     return summary
 
 

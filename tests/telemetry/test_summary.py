@@ -157,3 +157,12 @@ def test_overlapping_stages_are_named() -> None:
     assert not stages_overlap(serial)
     assert stages_overlap(overlapped)
     assert "they overlap" in text_of(summarize(overlapped))
+
+
+def test_a_run_that_trained_nothing_says_so() -> None:
+    empty = [{"step": step, "elapsed": step, "groups/no_signal": 8, "rollouts/trained": 0} for step in (1, 2, 3)]
+    summary = summarize(empty)
+    assert summary.trained_nothing
+    assert "nothing was trained in 3 step(s) (groups: 24 no_signal)" in text_of(summary, 200)
+    assert not summarize([*empty, {"step": 4, "elapsed": 4, "rollouts/trained": 16}]).trained_nothing
+    assert not summarize([]).trained_nothing
