@@ -27,7 +27,7 @@ class GroupId(NamedTuple):
 
 
 class FinishReason(StrEnum):
-    """Why a rollout ended: its own end token, the token limit, or an abort from outside."""
+    """The reason why a rollout ended: its own end token, the token limit, or an abort from outside."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -35,7 +35,7 @@ class FinishReason(StrEnum):
 
 
 class Fate(StrEnum):
-    """How a group ended. Every group has exactly one fate, counted once."""
+    """The end of a group. Every group has exactly one fate, counted once."""
 
     TRAINED = "trained"
     NO_SIGNAL = "no_signal"
@@ -60,7 +60,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How an engine samples. Training rollouts leave all but `temperature`, `max_tokens` and `seed` at their defaults.
+    """Sampling settings of a request. Training rollouts leave all but `temperature`, `max_tokens` and `seed` at their defaults.
 
     `seed` is the run's. An engine derives one random stream for each rollout from (seed, group id, index), so that the
     same rollout can be made again on any worker.
@@ -77,6 +77,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
         return self.temperature == 0.0
 
 
@@ -91,6 +92,7 @@ class RolloutRequest:
 
     @property
     def key(self) -> str:
+        """`<group>/<index>`, unique in a run."""
         return f"{self.group}/{self.index}"
 
 
@@ -117,16 +119,18 @@ class Rollout:
     reward: float | None = None
     reward_parts: dict[str, float | None] = field(default_factory=dict)
     reward_errors: tuple[str, ...] = ()
-    """Why rewards gave no number, one text each: reward, kind and message."""
+    """The failures of rewards that gave no number, one text each: reward, kind and message."""
     seconds: float = 0.0
     spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> str:
+        """`<group>/<index>`, unique in a run."""
         return f"{self.group}/{self.index}"
 
     @property
     def total_tokens(self) -> int:
+        """Tokens of prompt and completion."""
         return len(self.prompt_ids) + len(self.token_ids)
 
 

@@ -20,7 +20,7 @@ Render = Callable[[int, int, Mapping[str, Any]], Prompt]
 _STREAM = 0x70726F6D70740000  # sets the order apart from every other use of the run's seed
 _SAMPLED_ROWS = 32
 FAILED_ROWS = 100
-"""When the first rows, this many, all fail to render, the configuration is at fault and not the rows."""
+"""Number of first rows that, when all of them fail to render, mean that the configuration is at fault."""
 REMEMBERED_FAILURES = 20
 
 

@@ -29,12 +29,18 @@ class PromptTokenizer(Protocol):
     """The part of a Hugging Face tokenizer that prompts need; the classes behind `AutoTokenizer` have it."""
 
     @property
-    def chat_template(self) -> Any: ...
+    def chat_template(self) -> Any:
+        """The tokenizer's own chat template, or None."""
+        ...
 
     @property
-    def bos_token_id(self) -> Any: ...
+    def bos_token_id(self) -> Any:
+        """Id of the start token, or None."""
+        ...
 
-    def encode(self, text: str, /, *, add_special_tokens: bool) -> Any: ...
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> Any:
+        """Encode a text to token ids."""
+        ...
 
     def apply_chat_template(
         self,
@@ -45,7 +51,9 @@ class PromptTokenizer(Protocol):
         continue_final_message: bool = False,
         tokenize: bool = True,
         tools: Any = None,
-    ) -> Any: ...
+    ) -> Any:
+        """Render a conversation to text, with `tokenize` to ids."""
+        ...
 
 
 class LightTokenizer:

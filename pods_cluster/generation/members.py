@@ -200,5 +200,5 @@ class PoolMembers:
     def _discard(self, name: str, reason: str) -> Failure:
         member = self._members.pop(name)
         kill(member.handle)
-        self.scoring.lose(name)
+        self.scoring.worker_gone(name)
         return Failure(name, reason, sorted(member.groups), leaving=member.draining)

@@ -203,7 +203,7 @@ class GeneratorPool(PoolMembers):
 
         answers = await asyncio.gather(*(ask(name) for name in names))
         stats = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
-        self.scoring.see({name: answer.scorers for name, answer in stats.items()})
+        self.scoring.update({name: answer.scorers for name, answer in stats.items()})
         return stats
 
     async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:

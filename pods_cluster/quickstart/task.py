@@ -29,6 +29,7 @@ class Splits:
     test: list[Row]
 
     def as_dict(self) -> dict[str, list[Row]]:
+        """Return the rows by the name of their split."""
         return {"warm": self.warm, "train": self.train, "test": self.test}
 
 

@@ -79,10 +79,12 @@ class Prepared:
 
     @property
     def model(self) -> Path:
+        """Folder of the weights and the tokenizer."""
         return self.folder / "model"
 
     @property
     def data(self) -> Path:
+        """Folder of the three splits."""
         return self.folder / "data"
 
 

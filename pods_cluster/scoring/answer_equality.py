@@ -123,7 +123,7 @@ def warm_up() -> None:
 
 
 def _right_side(text: str) -> str:
-    """What an equation comes to: the part after the last `=` when the left side is a name, words or a calculation."""
+    """Return the part after the last `=` when the left side is a name, words or a calculation, else the whole text."""
     left, equals, right = text.rpartition("=")
     if not equals or not right.strip() or re.search(r"\d\s*[A-Za-z]|[A-Za-z]\s*\d|[\\^]", left.replace("\\$", "")):
         return text

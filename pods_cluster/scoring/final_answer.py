@@ -136,7 +136,7 @@ def last_formula(text: str) -> tuple[str, str] | None:
 
 
 def last_statement(text: str) -> str | None:
-    """What the last "answer is …" says, without its full stop; else the whole of a short one-line text."""
+    """Return what follows the last "answer is", without a full stop; else the whole of a short one-line text."""
     last = _last_match(_ANSWER_PHRASE, text)
     if last is not None:
         return last[1].strip().rstrip(".")

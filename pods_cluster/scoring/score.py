@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FailureKind(StrEnum):
-    """Why a reward has no value for a rollout. Each kind is a metric, `scoring/failures/<kind>/<reward>`."""
+    """The kinds of failure that leave a rollout without a reward. Each is a metric, `scoring/failures/<kind>/<reward>`."""
 
     TIMEOUT = "timeout"  # ran past its time and was killed
     ERROR = "error"  # raised, or returned something that is no number

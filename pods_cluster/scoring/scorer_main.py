@@ -45,6 +45,7 @@ class Channel:
         self._buffer = bytearray()
 
     def send(self, message: Any, timeout_s: float | None = None) -> None:
+        """Pickle a message and send all of it."""
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         self._socket.settimeout(timeout_s)
         try:
@@ -53,6 +54,7 @@ class Channel:
             raise EOFError("the other end is gone") from error
 
     def receive(self, timeout_s: float | None = None) -> Any:
+        """Wait for one whole message and return it."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._fill(_HEADER.size, deadline)
         size = _HEADER.unpack_from(self._buffer)[0]
@@ -62,6 +64,7 @@ class Channel:
         return message
 
     def close(self) -> None:
+        """Close this end; the other end sees EOFError."""
         self._socket.close()
 
     def _fill(self, size: int, deadline: float | None) -> None:

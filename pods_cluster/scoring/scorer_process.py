@@ -29,7 +29,7 @@ Call = tuple[int, tuple[int, ...]]
 SEND_SECONDS = 30.0
 """Deadline for handing calls to an idle process: it reads at once, unless the machine is stopped."""
 REAP_SECONDS = 10.0
-"""How long the end of a killed process is waited for."""
+"""Longest wait for the end of a killed process."""
 
 
 class ScorerStartError(RuntimeError):
@@ -60,10 +60,12 @@ class ScorerProcess:
 
     @property
     def pid(self) -> int | None:
+        """Process id of the live process, if there is one."""
         return None if self._process is None else self._process.pid
 
     @property
     def alive(self) -> bool:
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

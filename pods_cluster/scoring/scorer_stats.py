@@ -38,19 +38,23 @@ class StatsCounter:
         self._samples: dict[str, dict[FailureKind, list[str]]] = {reward: {} for reward in rewards}
 
     def scored(self, has_total: bool) -> None:
+        """Count a request that was answered."""
         with self._lock:
             self._scored += 1
             self._missing += not has_total
 
     def restarted(self) -> None:
+        """Count a process that was started again."""
         with self._lock:
             self._restarts += 1
 
     def skipped(self, reward: str) -> None:
+        """Count a row to which a reward did not apply."""
         with self._lock:
             self._skipped[reward] += 1
 
     def failed(self, reward: str, kind: FailureKind, message: str) -> None:
+        """Count a failure, and keep its message if there are few of its kind."""
         with self._lock:
             self._failures[reward][kind] += 1
             kept = self._samples[reward].setdefault(kind, [])
@@ -58,6 +62,7 @@ class StatsCounter:
                 kept.append(message)
 
     def read(self) -> ScorerStats:
+        """Return a copy of the counts."""
         with self._lock:
             return ScorerStats(
                 self._scored,

@@ -1,4 +1,4 @@
-"""What the scorers of a whole pool have done so far: scored rollouts, and failures by reward and kind (pure)."""
+"""Counts of the scorers of a whole pool since its start: scored rollouts, and failures by reward and kind (pure)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pods_cluster.scoring.scorer_stats import ScorerStats
 
 @dataclass(frozen=True, slots=True)
 class RewardFailures:
-    """Failures of one reward of one kind, since the run's start: how many, of how many scorings, and the newest
-    message that is known (with the last line of the traceback, its file and line)."""
+    """Failures of one reward of one kind since the run's start: `count` of `scored` scorings.
+
+    `message` is the newest known one, with the file and line where the reward failed.
+    """
 
     reward: str
     kind: FailureKind
@@ -23,7 +25,7 @@ class RewardFailures:
 
     @property
     def share(self) -> float:
-        """Of all scorings so far; 1 while none has ended."""
+        """Failures as a share of all scorings so far; 1 while none has ended."""
         return self.count / self.scored if self.scored else 1.0
 
     def __str__(self) -> str:
@@ -32,7 +34,7 @@ class RewardFailures:
 
 
 class ScoringTotals:
-    """Adds up the counts of the workers' scorers; those of workers that are gone stay in the sum."""
+    """Adds up the counts of the workers' scorers; the counts of workers that are gone stay in the sum."""
 
     def __init__(self) -> None:
         self._workers: dict[str, ScorerStats] = {}
@@ -40,32 +42,32 @@ class ScoringTotals:
         self._gone: Counter[tuple[str, FailureKind]] = Counter()
         self._messages: dict[tuple[str, FailureKind], str] = {}
 
-    def see(self, workers: Mapping[str, ScorerStats | None]) -> None:
-        """Take in the newest counts of every worker that answers."""
+    def update(self, workers: Mapping[str, ScorerStats | None]) -> None:
+        """Replace the counts of the workers that answered by their newest ones."""
         for name, stats in workers.items():
             if stats is None:
                 continue
             before = self._workers.get(name)
             if before is not None and stats.scored < before.scored:  # another process under the same name
-                self._forget(name)
+                self._retire(name)
             self._workers[name] = stats
             for reward, kinds in stats.samples.items():
                 for kind, texts in kinds.items():
                     if texts:
                         self._messages[reward, kind] = texts[-1]
 
-    def lose(self, name: str) -> None:
-        """The worker is gone; its counts stay."""
+    def worker_gone(self, name: str) -> None:
+        """Keep the counts of a worker that will not answer again."""
         if name in self._workers:
-            self._forget(name)
+            self._retire(name)
 
     @property
     def scored(self) -> int:
-        """Rollouts that were scored, with or without a number."""
+        """Rollouts that were scored, with a valid reward or without."""
         return self._gone_scored + sum(stats.scored for stats in self._workers.values())
 
     def failures(self) -> list[RewardFailures]:
-        """Every reward and kind that has failed, the most frequent first."""
+        """Return the failures by reward and kind, the most frequent first."""
         counts = Counter(self._gone)
         for stats in self._workers.values():
             for reward, kinds in stats.failures.items():
@@ -78,7 +80,7 @@ class ScoringTotals:
             if count
         ]
 
-    def _forget(self, name: str) -> None:
+    def _retire(self, name: str) -> None:
         stats = self._workers.pop(name)
         self._gone_scored += stats.scored
         for reward, kinds in stats.failures.items():

@@ -22,6 +22,7 @@ def pack_stats(stats: GroupStats) -> tuple[Any, ...]:
 
 
 def unpack_stats(values: tuple[Any, ...]) -> GroupStats:
+    """Make the statistics of what `pack_stats` returned."""
     return GroupStats(*values)
 
 

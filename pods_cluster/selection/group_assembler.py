@@ -71,6 +71,7 @@ class GroupAssembler:
 
     @property
     def complete(self) -> bool:
+        """Whether finished and lost rollouts account for all that were issued."""
         return self.n_finished + self.n_worker_lost + self.reported_lost >= self.issued
 
     def usable_rewards(self, oldest: int | None) -> Float64[np.ndarray, " issued"]:
@@ -203,7 +204,7 @@ class GroupAssembler:
         return finished, usable, usable if oldest is None else usable & (self.first_versions >= oldest)
 
     def _fate_of_too_few(self, min_valid: int, usable: Mask) -> Fate:
-        """Why too few valid rewards are left: STALE or LOST where there would be enough without that, else TOO_FEW_VALID."""
+        """Return why too few valid rewards are left: STALE or LOST where that made the difference, else TOO_FEW_VALID."""
         finite = np.isfinite(self.rewards)
         enough_but_stale = int(np.count_nonzero(finite if usable is None else finite & usable))
         if enough_but_stale >= min_valid:

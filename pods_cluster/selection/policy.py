@@ -14,7 +14,7 @@ from pods_cluster.selection.stopping import Settling
 
 @dataclass(frozen=True, slots=True)
 class SelectionPolicy:
-    """How the groups of one run are selected.
+    """Everything that decides the selections of one run.
 
     `config` is the run's `selector` section and `rule` the function that it names; `seed` is `run.seed`, `scope` is
     `learner.advantage.scope`; `settling` says how groups are stopped early, None where they are not.

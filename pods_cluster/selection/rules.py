@@ -35,7 +35,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 @dataclass(slots=True)
 class RuleContext:
-    """What a rule may use beside the rewards. Arrays are parallel to them ([n], valid rollouts only).
+    """Inputs of a rule besides the rewards. Arrays are parallel to the rewards ([n], valid rollouts only).
 
     `indices` are the rollouts' indices in the group, `lengths` their completion tokens, `truncated` whether the token
     limit ended them, `parts` the reward components by name (NaN: missing). An array is None where the caller has none.

@@ -161,6 +161,7 @@ class SelectorCore:
 
     @property
     def has_instructions(self) -> bool:
+        """Whether there is something for the generators to do."""
         return bool(self._instructions)
 
     def ready(self, learner_version: int, staleness: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def is_settled(
 
 @dataclass(frozen=True, slots=True)
 class WaveDecision:
-    """What follows a portion: `issue` is the size of the next one (0: none); `settled`: the group stopped early."""
+    """The decision after a portion: `issue` is the size of the next one (0: none); `settled`: the group stopped early."""
 
     issue: int
     settled: bool

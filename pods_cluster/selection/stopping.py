@@ -24,7 +24,7 @@ _wave_sizes = lru_cache(maxsize=256)(plan_waves)
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """How groups are stopped early (`selector.settle` is `abort` or `waves`).
+    """The early stopping of groups, where `selector.settle` is `abort` or `waves`.
 
     `config` is the run's `selector` section; `low` and `high` are the ends of the range of the total reward;
     `condition` is the settled condition of the rule. Raises ValueError for a range that is not finite, or a
@@ -80,7 +80,7 @@ class Wave(NamedTuple):
 
 @dataclass(slots=True)
 class Instructions:
-    """What the generators are to do next: generate more `waves`, and `abort` the unfinished rollouts of groups.
+    """Instructions to the generators: generate more `waves`, and `abort` the unfinished rollouts of groups.
 
     Finished rollouts of an aborted group stay with their workers.
     """

@@ -25,23 +25,23 @@ def stats(
 
 def test_counts_of_workers_that_come_and_go() -> None:
     totals = ScoringTotals()
-    totals.see({"a": stats(10, 2), "b": stats(20, 5, 1), "c": None})
+    totals.update({"a": stats(10, 2), "b": stats(20, 5, 1), "c": None})
     assert totals.scored == 30
     first, second = totals.failures()
     assert (first.reward, first.kind, first.count, first.scored) == ("judge", ERROR, 7, 30)
     assert (second.kind, second.count) == (TIMEOUT, 1)
-    totals.lose("b")
-    totals.lose("unknown")
-    totals.see({"a": stats(15, 4)})
+    totals.worker_gone("b")
+    totals.worker_gone("unknown")
+    totals.update({"a": stats(15, 4)})
     assert [(f.kind, f.count, f.scored) for f in totals.failures()] == [(ERROR, 9, 35), (TIMEOUT, 1, 35)]
-    totals.see({"a": stats(3, 3)})  # a new process under the old name
+    totals.update({"a": stats(3, 3)})  # a new process under the old name
     assert totals.failures()[0].count == 12
     assert totals.scored == 38
 
 
 def test_the_text_names_reward_kind_count_share_and_cause() -> None:
     totals = ScoringTotals()
-    totals.see({"a": stats(640, 640)})
+    totals.update({"a": stats(640, 640)})
     failure = totals.failures()[0]
     assert failure.share == 1.0
     assert (
@@ -54,7 +54,7 @@ def test_told_at_the_first_and_then_each_time_ten_times_as_often(steps: list[int
     watch, totals, count, told = RewardWatch(), ScoringTotals(), 0, []
     for more in steps:
         count += more
-        totals.see({"a": stats(count + 5, count)})
+        totals.update({"a": stats(count + 5, count)})
         told += [failure.count for failure in watch.news(totals.failures())]
     assert bool(told) == (count > 0)
     assert all(later >= 10 * earlier for earlier, later in itertools.pairwise(told))
@@ -64,9 +64,9 @@ def test_told_at_the_first_and_then_each_time_ten_times_as_often(steps: list[int
 
 def test_kinds_are_told_apart() -> None:
     watch, totals = RewardWatch(), ScoringTotals()
-    totals.see({"a": stats(4, 1)})
+    totals.update({"a": stats(4, 1)})
     assert [failure.kind for failure in watch.news(totals.failures())] == [ERROR]
-    totals.see({"a": stats(8, 1, 2)})
+    totals.update({"a": stats(8, 1, 2)})
     assert [failure.kind for failure in watch.news(totals.failures())] == [TIMEOUT]
     assert watch.worst is not None
     assert watch.worst.kind is TIMEOUT
