@@ -70,7 +70,7 @@ class Summary:
     @property
     def trained_nothing(self) -> bool:
         """Whether the run made steps and not one update: its model is the one that it began with."""
-        return self.steps > 0 and not self.rollouts.get("trained")
+        return self.steps > 0 and self.weights_version == 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: no NaN, no infinity."""

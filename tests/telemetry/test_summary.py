@@ -160,9 +160,9 @@ def test_overlapping_stages_are_named() -> None:
 
 
 def test_a_run_that_trained_nothing_says_so() -> None:
-    empty = [{"step": step, "elapsed": step, "groups/no_signal": 8, "rollouts/trained": 0} for step in (1, 2, 3)]
+    empty = [{"step": step, "elapsed": step, "groups/no_signal": 8, "weights/version": 0} for step in (1, 2, 3)]
     summary = summarize(empty)
     assert summary.trained_nothing
     assert "nothing was trained in 3 step(s) (groups: 24 no_signal)" in text_of(summary, 200)
-    assert not summarize([*empty, {"step": 4, "elapsed": 4, "rollouts/trained": 16}]).trained_nothing
+    assert not summarize([*empty, {"step": 4, "elapsed": 4, "weights/version": 1}]).trained_nothing
     assert not summarize([]).trained_nothing
