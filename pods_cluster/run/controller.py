@@ -66,7 +66,7 @@ class Controller:
         make = RunFolder.resume if resume else RunFolder.create
         self.folder = make(config.run.dir, config.run.name, text)
         self.checkpoint = checkpoints.latest(self.folder.checkpoints) if resume else None
-        resumed_from = int(checkpoints.read_state(self.checkpoint)["step"]) if self.checkpoint else 0
+        resumed_from = checkpoints.read_state(self.checkpoint).step if self.checkpoint else 0
         self.recorder = Recorder.for_run(
             self.folder,
             resumed_from=resumed_from if resume else None,

@@ -1,22 +1,30 @@
-"""What the run's loop asks of each stage: protocols, so that the loop can be driven by any implementation of them."""
+"""The stages of a run as its loop sees them: protocols, so that any implementation of them can drive the loop.
+
+What a stage answers is a dataclass of its own room, never a dict. Actor handles (`WorkerHandle`, `RankHandle`) are
+opaque: the loop only passes them from a pool to the publisher.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from pods_cluster.generation.messages import EvalRow, Failure, Portion, WorkerStatus
+from pods_cluster.generation.messages import EvalRow, Failure, Portion
 from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.learning.reports import RankInfo, StepResult
+from pods_cluster.selection.selector_core import Decision
 from pods_cluster.selection.stopping import Instructions
+from pods_cluster.sizing.pools import ResizableLearners, ScalablePool, WeightPublisher, WorkerHandle
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
+from pods_cluster.weights.broadcast import PublishReport
 
 
-class Generators(Protocol):
-    """The generator pool, as the loop sees it."""
+class Generators(ScalablePool, Protocol):
+    """The generator pool; see `pods_cluster/generation/pool.py`."""
 
     @property
-    def workers(self) -> Mapping[str, Any]: ...
+    def workers(self) -> Mapping[str, WorkerHandle]: ...
 
     async def submit(self, portions: Sequence[Portion]) -> None: ...
 
@@ -36,67 +44,35 @@ class Generators(Protocol):
 
     async def replace(self, worker: str) -> str: ...
 
-    # membership: see pods_cluster/generation/members.py
-
-    @property
-    def serving(self) -> Sequence[str]: ...
-
-    def states(self) -> Mapping[str, WorkerStatus]: ...
-
-    async def prepare(self, placement: float) -> str: ...
-
-    def prepared_worker(self, name: str) -> Any: ...
-
-    def admit(self, name: str) -> None: ...
-
-    def withdraw(self, name: str) -> None: ...
-
-    def retire(self, count: int) -> list[str]: ...
-
-    async def drain(self, name: str, timeout: float) -> None: ...
-
-    async def dismiss(self, name: str) -> Failure | None: ...
-
     async def stats(self) -> PoolStats: ...
 
     async def close(self) -> None: ...
 
 
 class Selector(Protocol):
-    """The selector, as the loop sees it."""
+    """The selector; see `pods_cluster/run/selector_handle.py`."""
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]: ...
 
     async def instructions(self, timeout: float) -> Instructions: ...
 
-    async def collect(self, want: int, version: int, timeout: float) -> Any: ...
+    async def collect(self, want: int, version: int, timeout: float) -> Decision: ...
 
     async def mark_lost(self, worker: str) -> None: ...
 
     async def cancel(self, groups: Sequence[GroupId]) -> None: ...
 
 
-class Learners(Protocol):
-    """The learner group, as the loop sees it."""
-
-    workers: int
-
-    @property
-    def handles(self) -> Sequence[Any]: ...
+class Learners(ResizableLearners, Protocol):
+    """The learner group; see `pods_cluster/learning/learner_group.py`."""
 
     @property
     def names(self) -> Sequence[str]: ...
 
     @property
-    def infos(self) -> Sequence[Any]: ...
+    def infos(self) -> Sequence[RankInfo]: ...
 
-    async def reserve(self, workers: int, timeout: float) -> None: ...
-
-    def release(self) -> None: ...
-
-    async def resize(self, workers: int, folder: Path) -> None: ...
-
-    async def train(self, selections: list[Selection], step: int) -> Any: ...
+    async def train(self, selections: list[Selection], step: int) -> StepResult: ...
 
     async def save(self, path: Path) -> None: ...
 
@@ -107,13 +83,7 @@ class Learners(Protocol):
     async def close(self) -> None: ...
 
 
-class Publisher(Protocol):
-    """The way of new weights, as the loop sees it."""
+class Publisher(WeightPublisher, Protocol):
+    """The broadcaster of weights; see `pods_cluster/weights/broadcast.py`."""
 
-    async def publish(self, version: int, workers: Mapping[str, Any]) -> Any: ...
-
-    async def catch_up(self, version: int, name: str, worker: Any) -> Any: ...
-
-    async def follow(self, ranks: Sequence[Any]) -> None: ...
-
-    async def close(self) -> None: ...
+    async def catch_up(self, version: int, name: str, worker: WorkerHandle) -> PublishReport: ...

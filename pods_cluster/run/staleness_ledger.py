@@ -1,13 +1,14 @@
-"""The staleness ledger: how many groups may be out, and what became of each (pure).
+"""The staleness ledger: a bound on the groups in flight, and the fate of each group (pure).
 
-A group takes a place when it is issued and gives it back exactly once, with its fate. With `prompts_per_step` P and
-staleness bound k at most (k + 1) x P places exist, so a group that waits its turn is never older than k versions when
-its turn comes: one step is being trained, k more are waiting or being generated.
+A group takes a slot when it is issued and gives it back exactly once, with its fate. With `prompts_per_step` P and
+staleness bound k there are (k + 1) x P slots, so a group is never older than k versions when it is trained: one step is
+being trained, k more are waiting or being generated.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,48 +16,50 @@ from pods_cluster.types import Fate, GroupId
 
 
 class LedgerError(Exception):
-    """A place was taken or given back twice: a fault of the caller, never of the input."""
+    """A slot was taken or given back twice: a fault of the caller, never of the input."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Places of groups that are out, oldest first, and counts of the fates of those that are not."""
+    """Slots of the groups in flight, oldest first, and counts of the fates of all others."""
 
     prompts_per_step: int
     staleness: int
-    out: dict[GroupId, int] = field(default_factory=dict)
-    """Version that the engines served when the group was issued."""
+    in_flight: dict[GroupId, int] = field(default_factory=dict)
+    """Groups that hold a slot, and the weight version that the engines served when each was issued."""
     fates: Counter[Fate] = field(default_factory=Counter)
     issued: int = 0
 
     @property
     def capacity(self) -> int:
+        """Slots in all."""
         return (self.staleness + 1) * self.prompts_per_step
 
     @property
-    def room(self) -> int:
-        """Groups that may be issued now."""
-        return max(0, self.capacity - len(self.out))
+    def free(self) -> int:
+        """Slots that groups may be issued into now."""
+        return max(0, self.capacity - len(self.in_flight))
 
     def issue(self, group: GroupId, version: int) -> None:
-        """Take a place for `group` under `version`. Raises LedgerError: no room, or the group is out already."""
-        if group in self.out:
-            raise LedgerError(f"group {group} is out already")
-        if not self.room:
-            raise LedgerError(f"group {group}: all {self.capacity} places are taken")
-        self.out[group] = version
+        """Take a slot for `group` under `version`. Raises LedgerError: none is free, or the group has one."""
+        if group in self.in_flight:
+            raise LedgerError(f"group {group} is in flight already")
+        if not self.free:
+            raise LedgerError(f"group {group}: all {self.capacity} slots are taken")
+        self.in_flight[group] = version
         self.issued += 1
 
     def end(self, group: GroupId, fate: Fate) -> None:
-        """Give the place of `group` back. Raises LedgerError if it holds none."""
-        if self.out.pop(group, None) is None:
-            raise LedgerError(f"group {group} holds no place; its fate {fate} would be counted twice")
+        """Give the slot of `group` back. Raises LedgerError if it holds none."""
+        if self.in_flight.pop(group, None) is None:
+            raise LedgerError(f"group {group} holds no slot; its fate {fate} would be counted twice")
         self.fates[fate] += 1
 
     def state(self) -> dict[str, Any]:
-        """Counts for a checkpoint. Groups that are out then are given back to the prompt stream by its own state."""
+        """The counts for a checkpoint. Prompts of groups in flight return to the stream by the stream's own state."""
         return {"issued": self.issued, "fates": {fate.value: count for fate, count in self.fates.items()}}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the counts of a checkpoint."""
         self.issued = int(state["issued"])
         self.fates = Counter({Fate(name): int(count) for name, count in state["fates"].items()})

@@ -9,7 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.learning.reports import StepResult
 from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.sizing.idle import tokens_per_second
+from pods_cluster.sizing.moves import Pools
+from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import Fate, Selection
 
@@ -145,6 +150,36 @@ class Tally:
         if ages:
             values |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": max(ages)}
         return {name: float(value) for name, value in values.items() if not math.isnan(value)}
+
+
+def measure(
+    seconds: float,
+    clock: StageClock,
+    tally: Tally,
+    result: StepResult | None,
+    stats: PoolStats,
+    pools: Pools,
+    in_flight: int,
+) -> StepMeasurement:
+    """The measurement of a step that took `seconds`; `result` is None where nothing was trained."""
+    return StepMeasurement(
+        seconds=seconds,
+        generate_seconds=clock.seconds["generate"],
+        fetch_seconds=result.fetch_seconds if result is not None else 0.0,
+        update_seconds=result.update_seconds if result is not None else 0.0,
+        publish_seconds=clock.seconds.get("publish", 0.0),
+        generated_rollouts=tally.generated,
+        trained_rollouts=result.trained_rollouts if result is not None else 0,
+        sampled_tokens=tally.sampled_tokens,
+        aborted_tokens=tally.aborted_tokens,
+        trained_tokens=result.trained_tokens if result is not None else 0,
+        generators=max(1, pools.serving),
+        ranks=max(1, pools.learners),
+        generator_rate=tokens_per_second(stats.generated_tokens, stats.seconds),
+        best_generator_rate=stats.saturated,
+        occupied_seconds=stats.occupied_seconds_mean,
+        groups_in_flight=in_flight,
+    )
 
 
 def _censored(groups: Sequence[GroupStats]) -> dict[str, float]:

@@ -55,7 +55,7 @@ class Scaler:
         learners: Learners,
         publisher: Publisher,
         notice: Notice,
-        lose: Callable[[Failure], Awaitable[None]],
+        lose: Callable[[Failure], Awaitable[object]],
         hint: Callable[[Sizes | None], Awaitable[None]] | None = None,
     ) -> None:
         self.config = config

@@ -1,16 +1,20 @@
 """A checkpoint on disk is whole or absent."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from pods_cluster.run import checkpoints
+from pods_cluster.run.checkpoints import RunState
 
 
 def write(folder: Path, step: int, keep: int = 3) -> Path:
     temporary = checkpoints.begin(folder, step)
     (temporary / "model").mkdir()
-    return checkpoints.finish(temporary, {"step": step}, keep)
+    state = RunState(step=step, version=step, stream={}, ledger={}, attempts=[])
+    return checkpoints.finish(temporary, state, keep)
 
 
 def test_newest_are_kept_in_numeric_order(tmp_path: Path):
@@ -19,7 +23,7 @@ def test_newest_are_kept_in_numeric_order(tmp_path: Path):
     assert [path.name for path in checkpoints.completed(tmp_path)] == ["step-999999", "step-1000000"]
     newest = checkpoints.latest(tmp_path)
     assert newest is not None
-    assert checkpoints.read_state(newest)["step"] == 1_000_000
+    assert checkpoints.read_state(newest).step == 1_000_000
 
 
 def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path):
@@ -38,6 +42,38 @@ def test_writing_a_step_again_replaces_it(tmp_path: Path):
     (tmp_path / "step-000007" / "old").touch()
     write(tmp_path, 7)
     assert not (tmp_path / "step-000007" / "old").exists()
+
+
+def test_the_state_is_read_as_it_was_written(tmp_path: Path):
+    path = tmp_path / "step-000002"
+    path.mkdir()
+    state = {
+        "step": 2,
+        "version": 2,
+        "seconds": 12.5,
+        "seed": 3,
+        "stream": {"position": 16, "returned": [[0, 4, 0]]},
+        "ledger": {"issued": 9, "fates": {"trained": 8}},
+        "attempts": [[0, 4, 1]],
+        "rollouts_per_prompt": 8,
+    }
+    (path / "state.json").write_text(json.dumps({"format": 1, **state}))
+    read = checkpoints.read_state(path)
+    assert asdict(read) == state
+    again = checkpoints.finish(checkpoints.begin(tmp_path, 3), read, keep=3)
+    assert json.loads((again / "state.json").read_text()) == {"format": 1, **state}
+
+
+def test_a_state_from_before_a_value_was_there_is_read(tmp_path: Path):
+    path = write(tmp_path, 1)
+    (path / "state.json").write_text(
+        '{"format": 1, "step": 1, "version": 1, "seed": 0, "stream": {}, "ledger": {}, "attempts": []}'
+    )
+    assert checkpoints.read_state(path).seconds == 0.0
+    assert checkpoints.read_state(path).rollouts_per_prompt is None
+    (path / "state.json").write_text('{"format": 1, "step": 1}')
+    with pytest.raises(checkpoints.CheckpointError, match=r"a value is missing.*'version'"):
+        checkpoints.read_state(path)
 
 
 def test_another_format_is_refused(tmp_path: Path):

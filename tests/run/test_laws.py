@@ -70,9 +70,9 @@ def test_every_group_has_one_fate_and_nothing_is_left_behind(
     life = Life(config, chances, seed, tmp_path)
     life.main()  # ends: no deadlock; inside: never a rollout older than k trained, never two fates, never too many out
     ledger = life.run.ledger
-    assert not ledger.out, "a place leaked"
-    assert not life.run.assembler.out
-    assert not life.run.assembler.sizes
+    assert not ledger.in_flight, "a slot leaked"
+    assert not life.run.assembler._prompts
+    assert not life.run.assembler._sizes
     assert life.fates.keys() == life.world.issued.keys(), "a group has no fate"
     assert ledger.fates == Counter(life.fates.values())
     assert ledger.issued == len(life.fates)

@@ -123,7 +123,7 @@ def test_no_rollout_older_than_the_bound_is_trained(tmp_path: Path, staleness: i
     ]
     assert max(ages) == staleness
     assert sorted(loop.trained_rows()) == list(range(32))
-    assert not loop.run.ledger.out
+    assert not loop.run.ledger.in_flight
 
 
 def test_groups_of_a_dead_worker_are_made_again(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_a_worker_that_dies_with_selected_rollouts_costs_only_what_the_learner_c
     loop.learners.lose = lambda group: group.attempt == 0 and group.row in (0, 1)
     loop.main()
     assert loop.fates == {Fate.TRAINED: 6, Fate.LOST: 3}
-    assert not loop.run.ledger.out
+    assert not loop.run.ledger.in_flight
     assert {selection.group for selection in loop.learners.steps[1]} == {
         GroupId(0, 0, 1),
         GroupId(0, 1, 1),
@@ -172,7 +172,10 @@ def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):
     assert trained.count(3) == 2  # once handed over and lost, once trained
     assert loop.fates == {Fate.TRAINED: 7, Fate.LOST: 1}
     (event,) = [event for event in loop.folder.read_events() if event["kind"] == "groups_lost"]
-    assert "4 of 4 kept rollouts are missing (worker loop/generator/0 died)" in event["text"]
+    assert event["text"] == (
+        "1 group(s) were lost between selection and update: 4 of 4 kept rollouts are missing: "
+        "worker loop/generator/0 died (4)"
+    )
 
 
 def test_a_step_that_never_fills_ends_with_what_it_waits_for(tmp_path: Path):
@@ -196,10 +199,10 @@ def test_stop_saves_a_state_that_serves_every_prompt_once(tmp_path: Path):
     saved = checkpoints.latest(loop.folder.checkpoints)
     assert saved is not None
     state = checkpoints.read_state(saved)
-    assert state["step"] == 2
+    assert state.step == 2
     trained = loop.trained_rows()
-    again = sorted(state["stream"]["returned"])
-    assert sorted(trained + again) == list(range(state["stream"]["next"]))
+    again = sorted(state.stream["returned"])
+    assert sorted(trained + again) == list(range(state.stream["next"]))
     assert loop.fates[Fate.CANCELLED] == len(again)
 
 

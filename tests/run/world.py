@@ -357,7 +357,7 @@ class Book(Ledger):
 
     def end(self, group: GroupId, fate: Fate) -> None:
         assert group not in self.ends, f"{group} has two fates"
-        assert len(self.out) <= self.capacity
+        assert len(self.in_flight) <= self.capacity
         self.ends[group] = fate
         super().end(group, fate)
 
@@ -382,7 +382,7 @@ class Life:
             recorder=cast(Any, self.recorder),
             folder=cast(Any, None),
         )
-        self.run._save = _nothing  # type: ignore[method-assign]
+        self.run.saver.save = _nothing  # type: ignore[method-assign]
         self.world.scale = lambda workers: self.run.scaler.request(workers, None)
         self.book = Book(config.learner.prompts_per_step, config.staleness)
         self.run.ledger = self.run.assembler.ledger = self.book
@@ -395,4 +395,4 @@ class Life:
         asyncio.run(self.run.main())
 
 
-async def _nothing() -> None: ...
+async def _nothing(state: Any) -> None: ...

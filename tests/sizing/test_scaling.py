@@ -107,7 +107,7 @@ class Scaled(Loop):
     def each_prompt_once(self) -> None:
         rows = sorted(self.trained_rows())
         assert rows == list(range(len(rows)))
-        assert not self.run.ledger.out
+        assert not self.run.ledger.in_flight
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -234,10 +234,10 @@ def test_a_group_that_is_lost_leaves_a_state_to_resume_from(tmp_path: Path):
     saved = checkpoints.latest(loop.folder.checkpoints)
     assert saved is not None
     state = checkpoints.read_state(saved)
-    assert state["step"] == 3
+    assert state.step == 3
     assert (saved / "learner").is_dir()
     # the step's prompts were out: they come again
-    assert sorted(loop.trained_rows() + state["stream"]["returned"]) == list(range(state["stream"]["next"]))
+    assert sorted(loop.trained_rows() + state.stream["returned"]) == list(range(state.stream["next"]))
 
 
 def test_what_a_leaving_generator_has_not_finished_goes_to_others(tmp_path: Path):

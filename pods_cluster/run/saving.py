@@ -1,0 +1,56 @@
+"""Saving of a run: its checkpoints, and the one that is left when the learner group is lost while its size changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pods_cluster.config import Config
+from pods_cluster.learning.rank_actors import LearnerError
+from pods_cluster.run import checkpoints
+from pods_cluster.run.checkpoints import RunState
+from pods_cluster.run.stages import Learners
+from pods_cluster.telemetry.run_folder import RunFolder
+
+
+class Saver:
+    """Writes checkpoints of a run, at most one for each step. The disk is worked on by a thread."""
+
+    def __init__(
+        self, config: Config, learners: Learners, folder: RunFolder, notice: Callable[[str, str], None]
+    ) -> None:
+        self._keep = config.run.checkpoint.keep
+        self._learners, self._folder, self._notice = learners, folder, notice
+        self._saved_step: int | None = None
+
+    def resumed_from(self, step: int) -> None:
+        """The run goes on from this step's checkpoint: it needs no other."""
+        self._saved_step = step
+
+    async def save(self, state: RunState) -> None:
+        """Write the checkpoint of this state, unless its step has one. Raises LearnerError."""
+        if self._saved_step == state.step:
+            return
+        temporary = await asyncio.to_thread(checkpoints.begin, self._folder.checkpoints, state.step)
+        await self._learners.save(temporary / "learner")
+        await self._learners.export(temporary / "model")
+        path = await asyncio.to_thread(checkpoints.finish, temporary, state, self._keep)
+        self._saved_step = state.step
+        self._notice("checkpoint", f"saved {path.name}")
+
+    async def save_if_lost(self, state: RunState, resize: Callable[[Path], Awaitable[None]]) -> None:
+        """Run `resize`, which carries the learner's state through the folder that it is given.
+
+        When it raises LearnerError, no group works any more: what lies in the folder becomes a checkpoint to resume
+        from, unless the step has one, and the error is raised again.
+        """
+        temporary = await asyncio.to_thread(checkpoints.begin, self._folder.checkpoints, state.step)
+        try:
+            await resize(temporary / "learner")
+        except LearnerError:
+            if (temporary / "learner").is_dir() and self._saved_step != state.step:
+                path = await asyncio.to_thread(checkpoints.finish, temporary, state, self._keep)
+                self._notice("checkpoint", f"saved {path.name} before the learner group was lost; --resume goes on")
+            raise
+        await asyncio.to_thread(checkpoints.discard, temporary)

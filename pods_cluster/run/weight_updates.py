@@ -1,0 +1,131 @@
+"""Weight updates: the learner trains a step, and every generator gets the new weights or is replaced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from pods_cluster.generation.messages import Failure
+from pods_cluster.learning.reports import StepResult
+from pods_cluster.run.stages import Generators, Learners, Publisher
+from pods_cluster.run.step_assembly import Assembler, RunError
+from pods_cluster.run.step_numbers import StageClock, Tally
+from pods_cluster.types import Fate, Selection
+
+CAUSES_SHOWN = 3
+"""Causes of lost rollouts that one event names; the others are counted."""
+CAUSE_LENGTH = 200
+"""Characters of a cause in an event."""
+
+
+class WeightUpdates:
+    """Updates the learner's weights, and keeps all generators on them.
+
+    `version` is the learner's weight version: the number of updates applied. `trained_tokens` are all that it has
+    trained on, of prompts and of completions.
+    """
+
+    def __init__(
+        self,
+        pool: Generators,
+        learners: Learners,
+        publisher: Publisher,
+        assembler: Assembler,
+        notice: Callable[[str, str], None],
+    ) -> None:
+        self.version = 0
+        self.trained_tokens = 0
+        self._pool, self._learners, self._publisher = pool, learners, publisher
+        self._assembler, self._notice = assembler, notice
+
+    async def train(
+        self, selections: list[Selection], step: int, clock: StageClock, tally: Tally
+    ) -> tuple[StepResult, dict[str, float]]:
+        """Train the step and publish the new weights; returns what the learner did, and the metrics of both.
+
+        Groups that the learner could not get come again. Raises LearnerError, LearnerFailed and RunError.
+        """
+        result = await self._learners.train(selections, step)
+        self._assembler.end_trained(result.trained)
+        tally.fates[Fate.TRAINED] += len(result.trained)
+        if result.lost:
+            tally.fates[Fate.LOST] += len(result.lost)
+            await self._assembler.return_lost([lost.group for lost in result.lost])
+        for kind, text in lost_events(result):
+            self._notice(kind, text)
+        await self._pool.drop([selection.group for selection in selections])
+        metrics = {name: float(value) for name, value in result.metrics.items()}
+        metrics |= {
+            "updates": float(result.updates),
+            "rollouts/trained": float(result.trained_rollouts),
+            "tokens/trained": float(result.trained_tokens),
+            "learner/received_bytes": float(result.received_bytes),
+            "learner/busy_seconds": result.busy_seconds,
+            "timing_s/fetch": result.fetch_seconds,
+            "timing_s/update": result.update_seconds,
+        }
+        metrics |= result.memory.metrics("learner")
+        self.trained_tokens += result.total_tokens
+        if result.trained_rollouts:
+            self.version += 1
+            with clock("publish"):
+                metrics |= await self.publish()
+        return result, metrics
+
+    async def publish(self) -> dict[str, float]:
+        """Send the weights to every generator, and replace those that cannot take them; returns the metrics.
+
+        Raises LearnerFailed where the learner cannot send, and RunError where a replacement takes no weights.
+        """
+        workers = dict(self._pool.workers)
+        report = await self._publisher.publish(self.version, workers)
+        for worker, reason in report.failed.items():
+            self._notice("worker_failed", f"{worker} did not take version {self.version}: {reason}")
+            for failure in await self._pool.fail(worker, reason):
+                await self._assembler.lose_worker(failure)
+        return {
+            "weights/bytes": float(report.nbytes),
+            "weights/sync_seconds": report.seconds,
+            "weights/receivers": float(len(workers) - len(report.failed)),
+            "weights/failed": float(len(report.failed)),
+            "weights/rebuilds": float(report.rebuilt),
+        }
+
+    async def replace(self, failure: Failure) -> None:
+        """Start a worker in place of one that is gone, and give it the weights. Raises GeneratorError and RunError."""
+        name = await self._pool.replace(failure.worker)
+        report = await self._publisher.catch_up(self.version, name, self._pool.workers[name])
+        if report.failed:
+            raise RunError(f"{name}, started in place of {failure.worker}, took no weights: {report.failed[name]}")
+        self._notice("worker_replaced", f"{name} serves version {self.version} in place of {failure.worker}")
+
+
+def lost_events(result: StepResult) -> list[tuple[str, str]]:
+    """Kind and text of the events about rollouts that did not reach the learner, with the most frequent causes."""
+    events = []
+    if result.lost:
+        missing, kept = sum(lost.missing for lost in result.lost), sum(lost.kept for lost in result.lost)
+        causes: Counter[str] = Counter()
+        for lost in result.lost:
+            causes[lost.cause] += lost.missing
+        events.append(("groups_lost", f"{len(result.lost)} group(s) were lost between selection and update: {missing} of "
+                       f"{kept} kept rollouts are missing: {causes_text(causes)}"))  # fmt: skip
+    trained = set(result.trained)
+    if causes := Counter(rollout.cause for rollout in result.missing if rollout.locator.group in trained):
+        events.append(("rollouts_lost", f"{causes.total()} rollout(s) were lost between selection and update, their "
+                       f"groups were trained without them: {causes_text(causes)}"))  # fmt: skip
+    return events
+
+
+def causes_text(causes: Mapping[str, int]) -> str:
+    """The most frequent causes with their counts, in one sentence of bounded length."""
+    ranked = Counter(causes).most_common()
+    shown = [f"{_short(cause)} ({count})" for cause, count in ranked[:CAUSES_SHOWN]]
+    if more := ranked[CAUSES_SHOWN:]:
+        shown.append(f"{len(more)} other cause(s) ({sum(count for _, count in more)})")
+    return "; ".join(shown) or "cause unknown"
+
+
+def _short(cause: str) -> str:
+    line = " ".join(cause.split())
+    return line if len(line) <= CAUSE_LENGTH else f"{line[: CAUSE_LENGTH - 1]}…"
