@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.generation.messages import Failure
+from pods_cluster.generation.messages import Failure, WorkerPhase
 from pods_cluster.learning.rank_actors import LearnerError
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.sizing import scaler
@@ -24,7 +24,7 @@ from tests.run.parts import loop_config
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(scaler, "PATIENCE", 0.005)
+    monkeypatch.setattr(scaler, "WAIT_NOTICE_SECONDS", 0.005)
 
 
 counts = st.integers(1, 40)
@@ -94,9 +94,25 @@ class Scaled(Loop):
             if step in self.at:
                 self.at[step]()
             await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):  # however busy the machine is
+                while self.moving():
+                    await asyncio.sleep(0.001)
             return await train(selections, step)
 
         self.learners.train = train_after_what_happens  # type: ignore[method-assign]
+
+    def moving(self) -> bool:
+        """Whether a start, a drain or a search for room goes on that ends without another step."""
+        phases = [worker.phase for worker in self.pool.states().values()]
+        placed = len(phases) - phases.count(WorkerPhase.WAITING)
+        scaler = self.run.scaler
+        drains = [task for task in scaler._generators._drains.values() if not task.done()]
+        return (
+            len(scaler._generators._starts) > phases.count(WorkerPhase.WAITING)
+            or (WorkerPhase.WAITING in phases and placed < self.pool.room)
+            or (scaler._learners.waits_for_room and scaler.target.learners <= self.learners.room)
+            or (self.pool.drained.is_set() and bool(drains))
+        )
 
     def ask(self, generators: int | None = None, learners: int | None = None) -> Callable[[], Any]:
         return lambda: self.run.scaler.request(generators, learners)

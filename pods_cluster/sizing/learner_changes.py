@@ -1,0 +1,87 @@
+"""Another size of the learner group: its room is reserved by a task, the group is rebuilt between two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pods_cluster.learning.rank_actors import LearnerError, ResizeError
+from pods_cluster.sizing.pools import Notice, ResizableLearners, WeightPublisher
+
+
+class LearnerChanges:
+    """The learner group on its way to another size; `keep_size` is called when it stays at the one that it has."""
+
+    def __init__(
+        self,
+        learners: ResizableLearners,
+        publisher: WeightPublisher,
+        notice: Notice,
+        *,
+        keep_size: Callable[[], None],
+    ) -> None:
+        self._learners, self._publisher, self._notice = learners, publisher, notice
+        self._keep_size = keep_size
+        self._reservation: asyncio.Task[None] | None = None
+        self.reserved: int | None = None
+        """The size for which room is reserved or looked for; None: neither."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for the reserved size."""
+        return self._reservation is not None and self._reservation.done() and not self._reservation.cancelled()
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether room is looked for."""
+        return self._reservation is not None and not self._reservation.done()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """What runs now."""
+        return [] if self._reservation is None else [self._reservation]
+
+    def reserve(self, ranks: int, timeout: float) -> None:
+        """Look for the room of a group of `ranks`, for `timeout` seconds, in place of any other."""
+        self.release()
+        self.reserved = ranks
+        self._reservation = asyncio.ensure_future(self._learners.reserve(ranks, timeout))
+        self._reservation.add_done_callback(self._reservation_ended)
+
+    def release(self) -> None:
+        """Give back the room that is reserved, or look for it no longer."""
+        reservation, self._reservation, self.reserved = self._reservation, None, None
+        if reservation is not None and not reservation.done():
+            reservation.cancel()
+        self._learners.release()
+
+    async def rebuild(self, ranks: int, folder: Path) -> None:
+        """Give the group `ranks` ranks, its state through `folder`. Raises LearnerError when no group works afterwards."""
+        before, began = self._learners.workers, time.monotonic()
+        self._reservation, self.reserved = None, None
+        await self._publisher.close()
+        try:
+            await self._learners.resize(ranks, folder)
+        except ResizeError as error:
+            self._keep_size()
+            self._notice("scale_failed", str(error), level="warning")
+        else:
+            seconds = time.monotonic() - began
+            self._notice("learners_rebuilt", f"the learner group has {ranks} rank(s) in place of {before}, its weights "
+                         f"and optimiser state are the same; it took {seconds:.1f} s")  # fmt: skip
+        await self._publisher.follow(self._learners.handles)
+
+    def _reservation_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task is not self._reservation:
+            return
+        error = task.exception()
+        if error is None:
+            return
+        self._reservation, self.reserved = None, None
+        self._keep_size()
+        cause = str(error) if isinstance(error, LearnerError) else f"{type(error).__name__}: {error}"
+        self._notice("scale_failed", f"{cause}; the run goes on with {self._learners.workers} learner rank(s)",
+                     level="warning")  # fmt: skip
