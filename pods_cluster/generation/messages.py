@@ -15,6 +15,10 @@ class GeneratorError(Exception):
     """A generator worker cannot serve, or cannot serve this; the text has the cause and the fix, if there is one."""
 
 
+class NoRoom(GeneratorError):
+    """The cluster has no place for a worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class Portion:
     """Rollouts start … stop - 1 of a group of `size`, to be made now; `length` tokens each are expected, if known."""

@@ -12,16 +12,12 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.actor_names import NAMESPACE, demand
 from pods_cluster.config import Config
-from pods_cluster.generation.messages import GeneratorError, WorkerInfo
+from pods_cluster.generation.messages import GeneratorError, NoRoom, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
 
 RESOURCE = "pods_generator"
 ANSWER_SECONDS = 15.0
 """A healthy worker answers `stats` at once; after twice this in a row without an answer it counts as hung."""
-
-
-class NoRoom(GeneratorError):
-    """The cluster has no place for a worker."""
 
 
 def worker_demand(config: Config, there: Mapping[str, float]) -> dict[str, float]:

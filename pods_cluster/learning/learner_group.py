@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pods_cluster.config import Config
-from pods_cluster.learning.rank_actors import REPLY_TIMEOUT, LearnerError, RankActors, ResizeError
-from pods_cluster.learning.reports import FetchReport, RankMemory, RankResult, StepResult, lost_groups
+from pods_cluster.learning.rank_actors import REPLY_TIMEOUT, RankActors
+from pods_cluster.learning.reports import (
+    FetchReport,
+    LearnerError,
+    RankMemory,
+    RankResult,
+    ResizeError,
+    StepResult,
+    lost_groups,
+)
 from pods_cluster.learning.schedule import learning_rate
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
 from pods_cluster.learning.step_plan import PlanSettings, StepPlan, plan_step

@@ -14,7 +14,7 @@ from ray import exceptions
 from pods_cluster.actor_names import NAMESPACE, actor_name, demand
 from pods_cluster.config import Config
 from pods_cluster.learning.rank import LearnerRank
-from pods_cluster.learning.reports import RankInfo
+from pods_cluster.learning.reports import LearnerError, RankInfo
 
 RESOURCE = "pods_learner"
 REPLY_TIMEOUT = 30.0
@@ -22,14 +22,6 @@ REPLY_TIMEOUT = 30.0
 _CLOSE_TIMEOUT = 10.0
 # Ray leaves a process that asked for no card all cards of its node.
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-
-
-class LearnerError(Exception):
-    """A rank failed, died or hung. The group is broken then: close it and start another."""
-
-
-class ResizeError(LearnerError):
-    """The group could not get another size; it works on with the one that it had."""
 
 
 def rank_demand(config: Config, offered: Mapping[str, float]) -> dict[str, float]:

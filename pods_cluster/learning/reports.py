@@ -11,6 +11,14 @@ from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import GroupId, Locator
 
 
+class LearnerError(Exception):
+    """A rank failed, died or hung. The group is broken then: close it and start another."""
+
+
+class ResizeError(LearnerError):
+    """The group could not get another size; it works on with the one that it had."""
+
+
 @dataclass(frozen=True, slots=True)
 class MissingRollout:
     """A selected rollout that did not reach the learner rank that should train it, and why."""

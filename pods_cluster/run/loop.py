@@ -70,8 +70,6 @@ from pods_cluster.types import Prompt, Selection
 EMPTY_STEPS = 5
 """So many steps in a row without one trainable group end the run: it would only burn generator time."""
 
-__all__ = ["Run", "RunError"]
-
 
 class Run:
     """The loop over its stages, which it knows by the protocols of `stages` alone.
@@ -169,7 +167,7 @@ class Run:
         if save:
             await self.saver.save(self._state())
             if self.config.run.export:
-                await self.learners.export(self.folder.model)
+                await self.saver.export(self.folder.model)
 
     async def _steps(self) -> None:
         while self.stop_reason is None and not self._over():

@@ -7,22 +7,22 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pods_cluster.config import Config
-from pods_cluster.learning.rank_actors import LearnerError
+from pods_cluster.learning.reports import LearnerError
 from pods_cluster.run import checkpoints
 from pods_cluster.run.checkpoints import RunState
 from pods_cluster.run.stages import Learners
+from pods_cluster.sizing.pools import Notice
 from pods_cluster.telemetry.run_folder import RunFolder
 
 
 class Saver:
     """Writes checkpoints of a run, at most one for each step. The disk is worked on by a thread."""
 
-    def __init__(
-        self, config: Config, learners: Learners, folder: RunFolder, notice: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, config: Config, learners: Learners, folder: RunFolder, notice: Notice) -> None:
         self._keep = config.run.checkpoint.keep
         self._learners, self._folder, self._notice = learners, folder, notice
         self._saved_step: int | None = None
+        self._export_notes: set[str] = set()
 
     def resumed_from(self, step: int) -> None:
         """The run goes on from this step's checkpoint: it needs no other."""
@@ -34,10 +34,17 @@ class Saver:
             return
         temporary = await asyncio.to_thread(checkpoints.begin, self._folder.checkpoints, state.step)
         await self._learners.save(temporary / "learner")
-        await self._learners.export(temporary / "model")
+        await self.export(temporary / "model")
         path = await asyncio.to_thread(checkpoints.finish, temporary, state, self._keep)
         self._saved_step = state.step
         self._notice("checkpoint", f"saved {path.name}")
+
+    async def export(self, path: Path) -> None:
+        """Write the model in Hugging Face format; people are told once what had to be changed for it."""
+        for note in await self._learners.export(path):
+            if note not in self._export_notes:
+                self._export_notes.add(note)
+                self._notice("model_changed", note, level="warning")
 
     async def save_if_lost(self, state: RunState, resize: Callable[[Path], Awaitable[None]]) -> None:
         """Run `resize`, which carries the learner's state through the folder that it is given.

@@ -51,8 +51,9 @@ class WeightUpdates:
         if result.lost:
             tally.fates[Fate.LOST] += len(result.lost)
             await self._assembler.return_lost([lost.group for lost in result.lost])
-        for kind, text in lost_events(result):
-            self._notice(kind, text)
+            self._notice("groups_lost", lost_groups_text(result))
+        if text := partial_groups_text(result):
+            self._notice("rollouts_lost", text)
         await self._pool.drop([selection.group for selection in selections])
         metrics = {name: float(value) for name, value in result.metrics.items()}
         metrics |= {
@@ -100,21 +101,28 @@ class WeightUpdates:
         self._notice("worker_replaced", f"{name} serves version {self.version} in place of {failure.worker}")
 
 
-def lost_events(result: StepResult) -> list[tuple[str, str]]:
-    """Kind and text of the events about rollouts that did not reach the learner, with the most frequent causes."""
-    events = []
-    if result.lost:
-        missing, kept = sum(lost.missing for lost in result.lost), sum(lost.kept for lost in result.lost)
-        causes: Counter[str] = Counter()
-        for lost in result.lost:
-            causes[lost.cause] += lost.missing
-        events.append(("groups_lost", f"{len(result.lost)} group(s) were lost between selection and update: {missing} of "
-                       f"{kept} kept rollouts are missing: {causes_text(causes)}"))  # fmt: skip
+def lost_groups_text(result: StepResult) -> str:
+    """A sentence about the groups that were not trained because rollouts did not reach the learner, with the causes."""
+    missing, kept = sum(lost.missing for lost in result.lost), sum(lost.kept for lost in result.lost)
+    causes: Counter[str] = Counter()
+    for lost in result.lost:
+        causes[lost.cause] += lost.missing
+    return (
+        f"{len(result.lost)} group(s) were lost between selection and update: {missing} of {kept} kept rollouts are "
+        f"missing: {causes_text(causes)}"
+    )
+
+
+def partial_groups_text(result: StepResult) -> str | None:
+    """A sentence about the rollouts that trained groups went without, with the causes; None where there are none."""
     trained = set(result.trained)
-    if causes := Counter(rollout.cause for rollout in result.missing if rollout.locator.group in trained):
-        events.append(("rollouts_lost", f"{causes.total()} rollout(s) were lost between selection and update, their "
-                       f"groups were trained without them: {causes_text(causes)}"))  # fmt: skip
-    return events
+    causes = Counter(rollout.cause for rollout in result.missing if rollout.locator.group in trained)
+    if not causes:
+        return None
+    return (
+        f"{causes.total()} rollout(s) were lost between selection and update, their groups were trained without them: "
+        f"{causes_text(causes)}"
+    )
 
 
 def causes_text(causes: Mapping[str, int]) -> str:

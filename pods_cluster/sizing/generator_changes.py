@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pods_cluster.generation.messages import Failure, GeneratorError
-from pods_cluster.generation.placement import NoRoom
+from pods_cluster.generation.messages import Failure, GeneratorError, NoRoom
 from pods_cluster.sizing.pools import Notice, ScalablePool, WeightPublisher
 
 

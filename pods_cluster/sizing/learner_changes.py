@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pods_cluster.learning.rank_actors import LearnerError, ResizeError
+from pods_cluster.learning.reports import LearnerError, ResizeError
 from pods_cluster.sizing.pools import Notice, ResizableLearners, WeightPublisher
 
 

@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.config import Config, parse_config
-from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, Portion, WorkerPhase, WorkerStatus
-from pods_cluster.generation.placement import NoRoom
+from pods_cluster.generation.messages import (
+    EvalRow,
+    Failure,
+    GeneratorError,
+    NoRoom,
+    Portion,
+    WorkerPhase,
+    WorkerStatus,
+)
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.learning.learner_group import LearnerError, ResizeError
-from pods_cluster.learning.reports import LostGroup, StepResult
+from pods_cluster.learning.reports import LearnerError, LostGroup, ResizeError, StepResult
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Instructions
@@ -271,6 +277,7 @@ class Learners:
     impossible: frozenset[int] = frozenset()
     fatal: frozenset[int] = frozenset()
     reserved: int = 0
+    export_notes: list[str] = field(default_factory=list)
 
     @property
     def handles(self) -> list[str]:
@@ -327,8 +334,9 @@ class Learners:
     async def load(self, path: Path) -> None:
         self.loaded = path
 
-    async def export(self, path: Path) -> None:
+    async def export(self, path: Path) -> list[str]:
         path.mkdir(parents=True, exist_ok=True)
+        return self.export_notes
 
     async def close(self) -> None:
         pass

@@ -51,6 +51,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path):
         "step": 2,
         "version": 2,
         "seconds": 12.5,
+        "trained_tokens": 900,
         "seed": 3,
         "stream": {"position": 16, "returned": [[0, 4, 0]]},
         "ledger": {"issued": 9, "fates": {"trained": 8}},
@@ -70,6 +71,7 @@ def test_a_state_from_before_a_value_was_there_is_read(tmp_path: Path):
         '{"format": 1, "step": 1, "version": 1, "seed": 0, "stream": {}, "ledger": {}, "attempts": []}'
     )
     assert checkpoints.read_state(path).seconds == 0.0
+    assert checkpoints.read_state(path).trained_tokens == 0
     assert checkpoints.read_state(path).rollouts_per_prompt is None
     (path / "state.json").write_text('{"format": 1, "step": 1}')
     with pytest.raises(checkpoints.CheckpointError, match=r"a value is missing.*'version'"):

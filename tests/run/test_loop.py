@@ -262,3 +262,11 @@ def test_what_the_loop_measures_is_what_it_records(tmp_path: Path):
         # what is recorded as saturated is never below the step's own rate
         expected = replace(step, best_generator_rate=step.saturated_rate)
         assert astuple(StepMeasurement.from_record(record)) == pytest.approx(astuple(expected))
+
+
+def test_what_had_to_be_changed_to_save_the_model_is_told_once(tmp_path: Path):
+    loop = Loop(loop_config("run.checkpoint.every=1", "run.export=true"), tmp_path)
+    loop.learners.export_notes = ["generation_config.temperature: 0.6 is left out"]
+    loop.main()
+    told = [event for event in loop.folder.read_events() if event["kind"] == "model_changed"]
+    assert [(event["text"], event["level"]) for event in told] == [(loop.learners.export_notes[0], "warning")]

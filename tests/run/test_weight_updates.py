@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.learning.reports import LostGroup, MissingRollout, StepResult
-from pods_cluster.run.weight_updates import CAUSE_LENGTH, CAUSES_SHOWN, causes_text, lost_events
+from pods_cluster.run.weight_updates import (
+    CAUSE_LENGTH,
+    CAUSES_SHOWN,
+    causes_text,
+    lost_groups_text,
+    partial_groups_text,
+)
 from pods_cluster.types import GroupId, Locator
 
 
@@ -32,18 +38,15 @@ def test_lost_groups_are_told_with_their_causes_and_so_are_rollouts_of_trained_g
     missing = [MissingRollout(Locator("a", gone, index), "worker a died") for index in range(3)]
     missing.append(MissingRollout(Locator("b", partial, 0), "worker b did not answer in time"))
     lost = [LostGroup(gone, 4, 3, "worker a died"), LostGroup(GroupId(0, 4), 4, 4, "worker a died")]
-    assert lost_events(result(lost, [whole, partial], missing)) == [
-        (
-            "groups_lost",
-            "2 group(s) were lost between selection and update: 7 of 8 kept rollouts are missing: worker a died (7)",
-        ),
-        (
-            "rollouts_lost",
-            "1 rollout(s) were lost between selection and update, their groups were trained without them: "
-            "worker b did not answer in time (1)",
-        ),
-    ]
-    assert lost_events(result([], [whole], [])) == []
+    told = result(lost, [whole, partial], missing)
+    assert lost_groups_text(told) == (
+        "2 group(s) were lost between selection and update: 7 of 8 kept rollouts are missing: worker a died (7)"
+    )
+    assert partial_groups_text(told) == (
+        "1 rollout(s) were lost between selection and update, their groups were trained without them: "
+        "worker b did not answer in time (1)"
+    )
+    assert partial_groups_text(result([], [whole], [])) is None
 
 
 def test_causes_are_grouped_and_the_most_frequent_come_first() -> None:

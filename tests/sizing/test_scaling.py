@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.generation.messages import Failure, WorkerPhase
-from pods_cluster.learning.rank_actors import LearnerError
+from pods_cluster.learning.reports import LearnerError
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.sizing import scaler
 from pods_cluster.sizing.moves import Moves, Pools, ScaleError, Sizes, check_request, describe, moves, rebuild_due
