@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float, Float64, Int32
 
 from pods_cluster.types import FinishReason, GroupId, Rollout
 
@@ -24,19 +23,19 @@ _NO_LOGPROBS = 1
 class PackedRollouts:
     """A worker's answer to a request for rollouts.
 
-    `absent` says of each (group, index) that is not here why. `heads` is int32 [rollouts, 8]: epoch, row, attempt, index,
-    first version, last version, finish reason, flags; `prompt_of` [rollouts] points into the prompts, one for a group;
-    token ids and log-probabilities lie end to end, `lengths` tokens each.
+    `absent` says of each (group, index) that is not here why. The columns of `heads` are epoch, row, attempt, index, first
+    version, last version, finish reason, flags; `prompt_of` points into the prompts, one for a group; token ids and
+    log-probabilities (natural logs) lie end to end, `lengths` tokens each.
     """
 
-    heads: NDArray[np.int32]
-    rewards: NDArray[np.float64]
-    lengths: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32] | NDArray[np.float64]
-    prompt_of: NDArray[np.int32]
-    prompt_lengths: NDArray[np.int32]
-    prompt_tokens: NDArray[np.int32]
+    heads: Int32[np.ndarray, "rollouts 8"]
+    rewards: Float64[np.ndarray, " rollouts"]
+    lengths: Int32[np.ndarray, " rollouts"]
+    tokens: Int32[np.ndarray, " tokens"]
+    logprobs: Float[np.ndarray, " tokens"]
+    prompt_of: Int32[np.ndarray, " rollouts"]
+    prompt_lengths: Int32[np.ndarray, " prompts"]
+    prompt_tokens: Int32[np.ndarray, " prompt_tokens"]
     absent: dict[tuple[GroupId, int], str] = field(default_factory=dict)
 
     @property
@@ -104,11 +103,11 @@ def unpack(packed: PackedRollouts) -> list[Rollout]:
     return rollouts
 
 
-def _flat(parts: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+def _flat(parts: Sequence[Sequence[int]]) -> Int32[np.ndarray, " tokens"]:
     return np.array([token for part in parts for token in part], np.int32)
 
 
-def _cut(flat: NDArray[Any], lengths: NDArray[np.int32]) -> list[list[int]]:
+def _cut(flat: Int32[np.ndarray, " tokens"], lengths: Int32[np.ndarray, " parts"]) -> list[list[int]]:
     ends = np.cumsum(lengths).tolist()
     values = flat.tolist()
     return [values[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]

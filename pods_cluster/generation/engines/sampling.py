@@ -1,4 +1,4 @@
-"""Choosing the next token of every row of a batch, each row from its own reproducible stream.
+"""Sampling of the next token of every row of a batch, each row from its own reproducible stream.
 
 A row's stream is counter-based: its t-th uniform number is a hash of (run seed, group id, rollout index, t), so it
 depends neither on the batch that the row runs in nor on the worker. The token is the inverse of the row's cumulative
@@ -12,7 +12,8 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float, Float32, Int64, UInt64
+from torch import Tensor
 
 from pods_cluster.types import GroupId
 
@@ -30,7 +31,7 @@ def stream_key(seed: int, group: GroupId, index: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float32]:
+def uniforms(keys: UInt64[np.ndarray, " rows"], counters: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
     """Numbers in [0, 1) with 24 bits: the `counters[i]`-th of stream `keys[i]` (SplitMix64's output function)."""
     with np.errstate(over="ignore"):
         state = keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
@@ -41,16 +42,16 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[n
 
 
 def sample(
-    logits: torch.Tensor,
+    logits: Float[Tensor, "rows vocab"],
     *,
-    temperature: NDArray[np.float32],
-    keys: NDArray[np.uint64],
-    counters: NDArray[np.int64],
-    top_p: NDArray[np.float32],
-    top_k: NDArray[np.int64],
-    min_p: NDArray[np.float32],
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Next token [B] and its natural log-probability [B] for logits [B, V].
+    temperature: Float32[np.ndarray, " rows"],
+    keys: UInt64[np.ndarray, " rows"],
+    counters: Int64[np.ndarray, " rows"],
+    top_p: Float32[np.ndarray, " rows"],
+    top_k: Int64[np.ndarray, " rows"],
+    min_p: Float32[np.ndarray, " rows"],
+) -> tuple[Int64[np.ndarray, " rows"], Float32[np.ndarray, " rows"]]:
+    """The next token of each row and its natural log-probability.
 
     The log-probability is under the distribution that was sampled from: temperature applied, and for rows with a
     cut (`top_p` < 1, `top_k` > 0, `min_p` > 0) renormalised over what the cut left. Temperature 0 takes the most
@@ -70,12 +71,12 @@ def sample(
 
 
 def _sample_chunk(
-    logits: torch.Tensor,
-    temperature: NDArray[np.float32],
-    numbers: NDArray[np.float32],
-    cut: NDArray[np.bool_],
-    cuts: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]] | None,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    logits: Float[Tensor, "rows vocab"],
+    temperature: Float32[np.ndarray, " rows"],
+    numbers: Float32[np.ndarray, " rows"],
+    cut: Bool[np.ndarray, " rows"],
+    cuts: tuple[Float32[np.ndarray, " rows"], Int64[np.ndarray, " rows"], Float32[np.ndarray, " rows"]] | None,
+) -> tuple[Int64[np.ndarray, " rows"], Float32[np.ndarray, " rows"]]:
     greedy = temperature == 0.0
     scale = np.where(greedy, np.float32(1.0), temperature)
     scores = logits.float()
@@ -104,8 +105,13 @@ def _sample_chunk(
     return chosen[:, 0].cpu().numpy(), picked[:, 0].cpu().numpy()
 
 
-def restrict(scores: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Scores [B, V] with everything outside the cuts ([B, 1] each) at -inf: min-p first, then top-k, then top-p.
+def restrict(
+    scores: Float[Tensor, "rows vocab"],
+    top_p: Float[Tensor, "rows 1"],
+    top_k: Int64[Tensor, "rows 1"],
+    min_p: Float[Tensor, "rows 1"],
+) -> Float[Tensor, "rows vocab"]:
+    """Scores with everything outside the cuts at -inf: min-p first, then top-k, then top-p.
 
     The most likely token always stays. top-p counts probability after the cuts before it, and keeps the token with
     which the sum reaches p.

@@ -7,13 +7,13 @@ requests take their places between steps. A prompt is computed once for all its 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from jaxtyping import Float, Int64
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import (
@@ -24,6 +24,7 @@ from pods_cluster.generation.engine import (
     require_open,
     require_version,
 )
+from pods_cluster.generation.engines.builtin.admission import AdmissionQueue, prompt_batches
 from pods_cluster.generation.engines.builtin.hf_model import Forward, WeightLoad, right_padded
 from pods_cluster.generation.engines.builtin.kv_cache import SlotCache
 from pods_cluster.generation.engines.builtin.merge_adapter import AdapterLoad, BaseWeights
@@ -61,7 +62,7 @@ class TransformersEngine(WeightReceiving):
         self._rows = RowTable()
         self._budget = KVBudget(model.config, model.dtype, max_sequences, kv_bytes)
         self._prefill_tokens = prefill_tokens
-        self._waiting: deque[RolloutRequest] = deque()
+        self._waiting = AdmissionQueue(self._budget)
         self._keys: set[str] = set()
         self._aborted: set[str] = set()
         self._stops: dict[tuple[int, ...], int] = {}
@@ -84,7 +85,7 @@ class TransformersEngine(WeightReceiving):
                 raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
             keys.add(request.key)
         self._keys |= keys
-        self._waiting.extend(requests)
+        self._waiting.add(requests)
 
     def abort(self, keys: Iterable[str]) -> None:
         self._aborted.update(key for key in keys if key in self._keys)
@@ -113,42 +114,11 @@ class TransformersEngine(WeightReceiving):
     # One step.
 
     def _admit(self, finished: list[Rollout]) -> None:
-        """Give waiting requests rows. While others decode, small vacancies are left to add up to an eighth."""
-        if not self._waiting:
-            return
-        widest = int(self._rows.limit[: self._rows.count].max(initial=0))
-        taken: list[RolloutRequest] = []
-        for request in self._waiting:
-            needed = max(widest, len(request.prompt_ids) + request.sampling.max_tokens)
-            if self._rows.count + len(taken) >= self._budget.rows(needed):
-                break
-            widest = needed
-            taken.append(request)
-        if not taken:
-            return
-        if self._rows.count and len(taken) < len(self._waiting) and len(taken) < self._budget.rows(widest) // 8:
-            return
-        for _ in taken:
-            self._waiting.popleft()
-        for batch, prompts in self._prompt_batches(taken):
-            self._prefill(batch, prompts, finished)
-
-    def _prompt_batches(
-        self, requests: Sequence[RolloutRequest]
-    ) -> Iterable[tuple[list[RolloutRequest], dict[tuple[int, ...], int]]]:
-        """Requests with the same prompt together, shortest prompts first, in batches of bounded padded size."""
-        by_prompt: dict[tuple[int, ...], list[RolloutRequest]] = {}
-        for request in requests:
-            by_prompt.setdefault(request.prompt_ids, []).append(request)
-        batch: list[RolloutRequest] = []
-        prompts: dict[tuple[int, ...], int] = {}
-        for prompt in sorted(by_prompt, key=len):
-            if prompts and (len(prompts) + 1) * len(prompt) > self._prefill_tokens:
-                yield batch, prompts
-                batch, prompts = [], {}
-            prompts[prompt] = len(prompts)
-            batch.extend(by_prompt[prompt])
-        yield batch, prompts
+        """Give waiting requests rows, and compute their prompts."""
+        longest = int(self._rows.limit[: self._rows.count].max(initial=0))
+        if admitted := self._waiting.admit(self._rows.count, longest):
+            for batch, prompts in prompt_batches(admitted, self._prefill_tokens):
+                self._prefill(batch, prompts, finished)
 
     def _prefill(
         self, requests: list[RolloutRequest], prompts: dict[tuple[int, ...], int], finished: list[Rollout]
@@ -160,11 +130,11 @@ class TransformersEngine(WeightReceiving):
         self._reserve(count, ids.shape[1])
         rows = self._rows.add(requests, [self._stop_class(request.sampling.stop_token_ids) for request in requests])
         source = torch.tensor([prompts[request.prompt_ids] for request in requests], device=logits.device)
-        self._cache.adopt(rows, source)
+        self._cache.store(rows, source)
         self._advance(rows, logits[source], finished)
 
-    def _fill(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Run right-padded sequences from their start; the cache is captured. Logits [B, V] at each last token."""
+    def _fill(self, ids: Int64[Tensor, "rows longest"], lengths: Int64[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Run right-padded sequences from their start; the cache is captured. Logits at each last token."""
         device = self._forward.device
         places, which = torch.unique(lengths - 1, return_inverse=True)
         self._cache.begin_prefill()
@@ -187,8 +157,8 @@ class TransformersEngine(WeightReceiving):
         logits = self._forward(ids, positions[:, None].to(self._forward.device), self._cache, mask)[:, -1]
         self._advance(slice(0, count), logits, finished)
 
-    def _advance(self, rows: slice, logits: torch.Tensor, finished: list[Rollout]) -> None:
-        """Sample one token for each of `rows` from logits [rows, V]; rows that end with it leave."""
+    def _advance(self, rows: slice, logits: Float[Tensor, "rows vocab"], finished: list[Rollout]) -> None:
+        """Sample one token for each of `rows`; rows that end with it leave."""
         table = self._rows
         tokens, logprobs = sample(
             logits,
@@ -207,7 +177,9 @@ class TransformersEngine(WeightReceiving):
             reasons = [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[ended]]
             self._remove(rows.start + np.flatnonzero(ended), reasons, finished)
 
-    def _remove(self, rows: NDArray[np.int64], reasons: Sequence[FinishReason], finished: list[Rollout]) -> None:
+    def _remove(
+        self, rows: Int64[np.ndarray, " rows"], reasons: Sequence[FinishReason], finished: list[Rollout]
+    ) -> None:
         for row, reason in zip(rows.tolist(), reasons, strict=True):
             self._return(self._rows.rollout(row, reason, self.version), finished)
         width = int(self._rows.length[: self._rows.count].max())
@@ -229,8 +201,7 @@ class TransformersEngine(WeightReceiving):
         rows = [row for row, request in enumerate(self._rows.requests) if request.key in keys]
         if rows:
             self._remove(np.array(rows), [FinishReason.ABORT] * len(rows), finished)
-        for request in [request for request in self._waiting if request.key in keys]:
-            self._waiting.remove(request)
+        for request in self._waiting.remove(keys):
             empty = [] if request.sampling.logprobs else None
             rollout = Rollout(
                 group=request.group,
@@ -261,7 +232,7 @@ class TransformersEngine(WeightReceiving):
             sequences = [self._rows.ids[row, : self._rows.length[row] - 1] for row in chunk]
             ids, lengths = right_padded(sequences)
             self._fill(ids, lengths)
-            self._cache.adopt(torch.from_numpy(chunk), torch.arange(len(chunk)))
+            self._cache.store(torch.from_numpy(chunk), torch.arange(len(chunk)))
             start = stop
         self._stale = False
 

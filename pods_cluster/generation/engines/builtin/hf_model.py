@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM as the built-in engine runs it: loading, end tokens, attention masks, new weights."""
+"""The Hugging Face causal LM of the built-in engine: loading, end tokens, attention masks, new weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from pods_cluster.generation.engine import EngineError
@@ -16,6 +17,9 @@ from pods_cluster.generation.engines.builtin.kv_cache import ATTENTION
 from pods_cluster.weights.protocol import TensorSpec
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+
+Mask = Float[Tensor, "rows 1 queries columns"] | dict[str, Float[Tensor, "rows 1 queries columns"]]
+"""Added to attention scores: 0 where a query sees a column, else the lowest number. By type of layer where there are two."""
 
 
 def load_model(path: str, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False) -> PreTrainedModel:
@@ -78,13 +82,13 @@ class Forward:
 
     def __call__(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
+        ids: Int64[Tensor, "rows tokens"],
+        positions: Int64[Tensor, "rows tokens"],
         cache: Any = None,
-        mask: Any = None,
-        keep: torch.Tensor | int = 0,
-    ) -> torch.Tensor:
-        """Logits [B, kept, V] of ids [B, T]; `keep` names the places of the sequence to compute them at (0: all)."""
+        mask: Mask | None = None,
+        keep: Int64[Tensor, " kept"] | int = 0,
+    ) -> Float[Tensor, "rows kept vocab"]:
+        """Logits; `keep` names the places of the sequence to compute them at (0: all)."""
         arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": cache is not None}
         if self._keeps_logits:
             arguments["logits_to_keep"] = keep
@@ -93,39 +97,44 @@ class Forward:
             logits = logits[:, keep]
         return logits
 
-    def causal_mask(self, rows: int, length: int) -> Any:
+    def causal_mask(self, rows: int, length: int) -> Mask:
         """Mask of a right-padded batch that starts at position 0. Causality alone hides the padding from the tokens."""
         query = torch.arange(length, device=self.device)[:, None]
         column = torch.arange(length, device=self.device)[None]
         return self._masks((column <= query)[None].expand(rows, -1, -1), query[None], column[None])
 
-    def decode_mask(self, positions: torch.Tensor, width: int) -> Any:
-        """Mask [B, 1, 1, width] of one query a row at `positions` [B]."""
+    def decode_mask(self, positions: Int64[Tensor, " rows"], width: int) -> Mask:
+        """Mask over `width` columns of one query a row, at `positions`."""
         column = torch.arange(width, device=self.device)[None, None]
         query = positions.to(self.device)[:, None, None]
         return self._masks(column <= query, query, column)
 
-    def _masks(self, seen: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> Any:
+    def _masks(
+        self,
+        seen: Bool[Tensor, "rows queries columns"],
+        query: Int64[Tensor, "#rows queries 1"],
+        column: Int64[Tensor, "1 1 columns"],
+    ) -> Mask:
         full = self._additive(seen)
         if self.window is None:
             return full
         sliding = self._additive(seen & (column > query - self.window))
         return {"full_attention": full, "sliding_attention": sliding} if self.mixed else sliding
 
-    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+    def _additive(self, seen: Bool[Tensor, "rows queries columns"]) -> Float[Tensor, "rows 1 queries columns"]:
         zero = torch.zeros((), dtype=self.model.dtype, device=seen.device)
         return torch.where(seen, zero, torch.finfo(self.model.dtype).min)[:, None]
 
 
 class WeightLoad:
-    """One full version on its way into a model, in place and by Hugging Face name."""
+    """Loads one full version into a model, in place and by Hugging Face name."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._by_name = dict(model.named_parameters(remove_duplicate=False))
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._missing = dict(self._names)
 
-    def take(self, tensors: Iterable[tuple[TensorSpec, torch.Tensor]]) -> None:
+    def take(self, tensors: Iterable[tuple[TensorSpec, Tensor]]) -> None:
         """Copy a bucket in. Raises EngineError for a name or shape that the model does not have."""
         for spec, tensor in tensors:
             parameter = self._by_name.get(spec.name)
@@ -150,8 +159,10 @@ class WeightLoad:
             raise EngineError(f"weight update: {len(names)} parameter(s) were not sent: {shown}")
 
 
-def right_padded(sequences: Sequence[Sequence[int] | NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [B, longest], padded with 0 on the right, and lengths [B]."""
+def right_padded(
+    sequences: Sequence[Sequence[int] | Int64[np.ndarray, " tokens"]],
+) -> tuple[Int64[Tensor, "rows longest"], Int64[Tensor, " rows"]]:
+    """Token ids, padded with 0 on the right, and lengths."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
     for row, sequence in enumerate(sequences):

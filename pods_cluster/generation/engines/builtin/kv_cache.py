@@ -1,4 +1,4 @@
-"""The key/value cache of the built-in engine: one row of slots a rollout, rows packed at the front.
+"""Key/value cache of the built-in engine: one row of slots a rollout, rows packed at the front.
 
 Every decoding row has its own length, so rows of any age run in one batch: a step writes each row's new key and value
 at that row's position and attends over a shared number of columns behind an additive mask.
@@ -9,24 +9,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 from transformers import AttentionInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 ATTENTION = "pods_decode"
 COLUMN_CHUNK = 16
 
+States = Float[Tensor, "rows kv_heads columns head_dim"]
+"""Keys or values of one layer."""
+
 
 class SlotCache(Cache):
-    """Keys and values of each layer as [rows, kv heads, columns, head dim]; grows in rows and columns on demand.
+    """Keys and values by layer; grows in rows and columns on demand.
 
     The model sees it as its cache in one of two modes: *prefill* hands new keys and values through and keeps them
     aside (`captured`), *decode* writes one token a row and returns the stored ones.
     """
 
     def __init__(self) -> None:
-        self.keys: dict[int, torch.Tensor] = {}
-        self.values: dict[int, torch.Tensor] = {}
-        self.captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.keys: dict[int, States] = {}
+        self.values: dict[int, States] = {}
+        self.captured: dict[int, tuple[States, States]] = {}
         self.rows = 0
         self.columns = 0
         self._prefilling = True
@@ -34,19 +39,19 @@ class SlotCache(Cache):
         self._batch = 0
         self._positions = torch.empty(0, dtype=torch.long)
         self._uniform: int | None = None
-        self._flat: dict[tuple[int, int], torch.Tensor] = {}
+        self._flat: dict[tuple[int, int], Int64[Tensor, " places"]] = {}
 
     # What the model calls.
 
     def update(
         self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
+        key_states: States,
+        value_states: States,
         layer_idx: int,
         *_args: Any,
         **_kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take new keys and values [batch, kv heads, new tokens, head dim]; return those to attend over."""
+    ) -> tuple[States, States]:
+        """Take the keys and values of new tokens; return those to attend over."""
         if self._prefilling:
             self.captured[layer_idx] = (key_states, value_states)
             return key_states, value_states
@@ -88,8 +93,8 @@ class SlotCache(Cache):
         self._prefilling = True
         self.captured = {}
 
-    def begin_decode(self, positions: torch.Tensor, width: int) -> None:
-        """The next forward feeds one token to each of the first B rows, at `positions` [B], of columns [0, width)."""
+    def begin_decode(self, positions: Int64[Tensor, " rows"], width: int) -> None:
+        """The next forward feeds one token to each of the first rows, at `positions`, of columns [0, width)."""
         self._prefilling = False
         self._positions = positions
         self._batch = len(positions)
@@ -108,29 +113,29 @@ class SlotCache(Cache):
             new_columns = -(-columns // chunk) * chunk
         else:
             new_columns = self.columns
-        for store in (self.keys, self.values):
-            for layer, old in store.items():
+        for layers in (self.keys, self.values):
+            for layer, old in layers.items():
                 grown = old.new_empty(new_rows, old.shape[1], new_columns, old.shape[3])
                 # Columns that no row wrote yet are masked, but a masked NaN would still spread: 0 x NaN = NaN.
                 grown[:, :, self.columns :].zero_()
                 grown[self.rows :].zero_()
                 grown[: self.rows, :, : self.columns] = old
-                store[layer] = grown
+                layers[layer] = grown
         self.rows, self.columns = new_rows, new_columns
 
-    def adopt(self, rows: slice | torch.Tensor, source: torch.Tensor) -> None:
+    def store(self, rows: slice | Int64[Tensor, " rows"], source: Int64[Tensor, " rows"]) -> None:
         """Copy the captured prefill into `rows`; the i-th of them takes captured sequence `source[i]`."""
         for layer, captured in self.captured.items():
-            for store, states in zip((self.keys, self.values), captured, strict=True):
-                if layer not in store:
-                    store[layer] = states.new_zeros(self.rows, states.shape[1], self.columns, states.shape[3])
-                store[layer][rows, :, : states.shape[2]] = states[source]
+            for layers, states in zip((self.keys, self.values), captured, strict=True):
+                if layer not in layers:
+                    layers[layer] = states.new_zeros(self.rows, states.shape[1], self.columns, states.shape[3])
+                layers[layer][rows, :, : states.shape[2]] = states[source]
         self.captured = {}
 
-    def move(self, source: torch.Tensor, target: torch.Tensor, width: int) -> None:
+    def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], width: int) -> None:
         """Copy rows `source` over rows `target` (columns [0, width))."""
-        for store in (self.keys, self.values):
-            for tensor in store.values():
+        for layers in (self.keys, self.values):
+            for tensor in layers.values():
                 tensor[target, :, :width] = tensor[source, :, :width]
 
     def clear(self) -> None:
@@ -138,7 +143,7 @@ class SlotCache(Cache):
         self.keys, self.values, self.captured = {}, {}, {}
         self.rows = self.columns = 0
 
-    def _write(self, store: torch.Tensor, states: torch.Tensor) -> None:
+    def _write(self, store: States, states: Float[Tensor, "rows kv_heads 1 head_dim"]) -> None:
         if self._uniform is not None:
             store[: self._batch, :, self._uniform] = states[:, :, 0]
             return
@@ -154,19 +159,18 @@ class SlotCache(Cache):
 
 def decode_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Float[Tensor, "rows heads queries head_dim"],
+    key: Float[Tensor, "rows kv_heads columns head_dim"],
+    value: Float[Tensor, "rows kv_heads columns head_dim"],
+    attention_mask: Float[Tensor, "rows 1 queries columns"] | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Float[Tensor, "rows queries heads head_dim"], Tensor | None]:
     """Attention of one query a row as two batched products; longer queries go to `scaled_dot_product_attention`.
 
     torch's CPU kernel for the latter costs several microseconds a (row, head), and repeats grouped keys in memory.
-    Query heads that share a key head form the rows of one small matrix here. Shapes: query [B, heads, Q, d],
-    key and value [B, kv heads, K, d], mask additive [B, 1, Q, K].
+    Query heads that share a key head form the rows of one small matrix here. The mask is added to the scores.
     """
     if query.shape[2] != 1 or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None:
         return sdpa_attention_forward(

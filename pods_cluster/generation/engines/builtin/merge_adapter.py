@@ -1,10 +1,12 @@
-"""An adapter into the built-in engine's model: merged in place, each version into the weights of `model.path` anew."""
+"""Merging an adapter into the built-in engine's model: in place, each version into the weights of `model.path` anew."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import EngineError
@@ -16,7 +18,7 @@ class BaseWeights:
     """Copies of a model's own weights, made when an adapter first changes them."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
         self._lost = False
 
     def replaced(self) -> None:
@@ -24,7 +26,8 @@ class BaseWeights:
         self._lost = True
         self._kept.clear()
 
-    def __call__(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    def __call__(self, name: str, parameter: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        """The model's own weight of this name. Raises EngineError where it was replaced."""
         if self._lost:
             raise EngineError(
                 "weight update: an adapter came to an engine that took whole weights before, so that the adapter's "
@@ -36,14 +39,14 @@ class BaseWeights:
 
 
 class AdapterLoad:
-    """One version on its way into a model; nothing changes before `finish`."""
+    """Loads one version into a model; nothing changes before `finish`."""
 
     def __init__(self, model: PreTrainedModel, base: BaseWeights) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._base = base
         self._inbox = AdapterInbox()
 
-    def take(self, tensors: Iterable[tuple[TensorSpec, torch.Tensor]]) -> None:
+    def take(self, tensors: Iterable[tuple[TensorSpec, Tensor]]) -> None:
         self._inbox.take(tensors)
 
     @torch.no_grad()

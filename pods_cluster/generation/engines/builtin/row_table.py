@@ -1,4 +1,4 @@
-"""The rollouts in flight in the built-in engine, as parallel arrays: one row each, packed at the front."""
+"""Table of the rollouts in flight in the built-in engine: parallel arrays with one row each, packed at the front."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float32, Float64, Int64, UInt64
 
 from pods_cluster.generation.engines.sampling import stream_key
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest, spans_of
@@ -31,28 +31,28 @@ _FIELDS: dict[str, Any] = {
 class RowTable:
     """`count` rows in flight. Arrays hold more rows than that; only the first `count` mean anything.
 
-    `ids` and `logprobs` are [rows, columns], prompt first, `length` tokens of each row are set. `limit` is the length
-    at which a row is full; `key` its random stream.
+    `ids` and `logprobs` begin with the prompt; `length` tokens of each row are set. `limit` is the length at which a row
+    is full; `key` its random stream.
     """
 
-    prompt_length: NDArray[np.int64]
-    length: NDArray[np.int64]
-    limit: NDArray[np.int64]
-    key: NDArray[np.uint64]
-    temperature: NDArray[np.float32]
-    top_p: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    min_p: NDArray[np.float32]
-    stop_class: NDArray[np.int64]
-    first_version: NDArray[np.int64]
-    last_version: NDArray[np.int64]
-    started: NDArray[np.float64]
+    prompt_length: Int64[np.ndarray, " rows"]
+    length: Int64[np.ndarray, " rows"]
+    limit: Int64[np.ndarray, " rows"]
+    key: UInt64[np.ndarray, " rows"]
+    temperature: Float32[np.ndarray, " rows"]
+    top_p: Float32[np.ndarray, " rows"]
+    top_k: Int64[np.ndarray, " rows"]
+    min_p: Float32[np.ndarray, " rows"]
+    stop_class: Int64[np.ndarray, " rows"]
+    first_version: Int64[np.ndarray, " rows"]
+    last_version: Int64[np.ndarray, " rows"]
+    started: Float64[np.ndarray, " rows"]
 
     def __init__(self) -> None:
         self.count = 0
         self.requests: list[RolloutRequest] = []
-        self.ids = np.zeros((0, 0), np.int64)
-        self.logprobs = np.zeros((0, 0), np.float32)
+        self.ids: Int64[np.ndarray, "rows columns"] = np.zeros((0, 0), np.int64)
+        self.logprobs: Float32[np.ndarray, "rows columns"] = np.zeros((0, 0), np.float32)
         self._updates: dict[str, list[tuple[int, int]]] = {}
         for name, dtype in _FIELDS.items():
             setattr(self, name, np.zeros(0, dtype))
@@ -98,7 +98,11 @@ class RowTable:
             self._updates.setdefault(request.key, []).append((version, made))
 
     def append_tokens(
-        self, rows: slice, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
+        self,
+        rows: slice,
+        tokens: Int64[np.ndarray, " rows"],
+        logprobs: Float32[np.ndarray, " rows"],
+        version: int,
     ) -> None:
         """One more token for each of `rows`."""
         index = np.arange(rows.start, rows.stop)
@@ -130,7 +134,9 @@ class RowTable:
             spans=spans_of(updates, last, stop - start),
         )
 
-    def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def remove(
+        self, rows: Int64[np.ndarray, " removed"]
+    ) -> tuple[Int64[np.ndarray, " moved"], Int64[np.ndarray, " moved"]]:
         """Forget `rows` and close the gaps with the last rows; returns (source, target) of those that moved."""
         left = self.count - len(rows)
         gone = np.zeros(self.count, bool)

@@ -1,4 +1,4 @@
-"""Log-probabilities of completions that are given: one forward over each, nothing sampled."""
+"""Log-probabilities of given completions: one forward over each, nothing is sampled."""
 
 from __future__ import annotations
 
