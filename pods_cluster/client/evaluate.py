@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import connect
 from pods_cluster.run.evaluation import evaluate
 
+CLOSE_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is evaluated: a model folder (or hub name), and the configuration that says how."""
+    """A model to evaluate: its folder (or hub name), and the configuration of the run that it comes from."""
 
     model: str
     config: Path | None
@@ -83,8 +88,11 @@ async def _evaluate(config: Config, held_out: list[Any]) -> dict[str, float]:
     pool = GeneratorPool(config, None)
     try:
         await pool.start()
-        # No learner publishes here: what the engines loaded is what is meant.
+        # There is no learner that publishes: the weights that the engines have loaded are the ones to evaluate.
         await pool.adopt_version(0)
         return (await evaluate(pool, held_out, config)).values
     finally:
-        await pool.close()
+        try:
+            await asyncio.wait_for(pool.close(), CLOSE_SECONDS)
+        except TimeoutError:
+            log.warning("the generators have not ended within %g s and are left to Ray", CLOSE_SECONDS)

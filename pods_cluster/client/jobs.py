@@ -1,4 +1,4 @@
-"""Runs as Ray jobs: what `pods submit` sends to a cluster's job server, and how it follows what comes back."""
+"""`pods submit`: a run sent to a cluster's job server, and the log and exit code that come back."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pods_cluster
 from pods_cluster.client.bundle import Bundle, bundle_of
+from pods_cluster.client.deadline import call_within
 from pods_cluster.config import load_config
 from pods_cluster.run.ray_access import use_ray_token
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 1.0
+CALL_SECONDS = 30.0
+"""A question to the job server has no deadline of its own."""
+UPLOAD_SECONDS = 600.0
+SILENT_SECONDS = 30.0
+"""After so long without output the job server is asked whether it is still there."""
+BROKEN_LOGS = 10
+"""The log of a job that breaks off so often without a word between is given up."""
 FINAL_SECONDS = 30.0
-"""After its logs have ended a job has this long to say how it ended."""
+"""After its log has ended a job has this long to report how it ended."""
 
 
 class JobError(Exception):
@@ -33,7 +41,7 @@ class JobError(Exception):
 
 @dataclass(slots=True)
 class Job:
-    """What is sent: the files, the command, and the environment that it gets (values never shown)."""
+    """A job before it is sent: its files, its command, and its environment (whose values are never shown)."""
 
     name: str
     bundle: Bundle
@@ -43,8 +51,8 @@ class Job:
     pip: list[str] = field(default_factory=list)
 
     def runtime_env(self, folder: Path) -> dict[str, Any]:
-        """Ray's description, for files laid out in `folder`. The package itself always travels with its job, so that
-        both sides are of one version; what it needs must be there, or in `pip`.
+        """Ray's runtime environment, for files laid out in `folder`. This package always travels with its job, so that
+        both sides have one version; what it depends on must be on the cluster, or in `pip`.
         """
         env: dict[str, Any] = {
             "working_dir": str(folder),
@@ -66,7 +74,7 @@ def prepare(
     resume: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Job:
-    """Check everything that can be checked here. Raises ConfigError, BundleError and JobError; sends nothing."""
+    """Check all that can be checked on this machine; sends nothing. Raises ConfigError, BundleError and JobError."""
     config = load_config(file, overrides)
     bundle = bundle_of(config, file, include)
     run_dir = str(Path(config.run.dir).expanduser().absolute())
@@ -85,16 +93,19 @@ def prepare(
 
 
 def submit(job: Job, address: str | None = None) -> tuple[Any, str]:
-    """Send the job; the client and the submission's id. Raises JobError."""
+    """Send the job; returns the client and the submission's id. Raises JobError."""
     client = connect(address)
     with tempfile.TemporaryDirectory(prefix="pods-submit-") as folder:
         job.bundle.copy_to(Path(folder))
         try:
-            submission = client.submit_job(
-                entrypoint=job.entrypoint,
-                submission_id=f"{job.name}-{secrets.token_hex(4)}",
-                runtime_env=job.runtime_env(Path(folder)),
-                metadata={"run": job.name},
+            submission = call_within(
+                UPLOAD_SECONDS,
+                lambda: client.submit_job(
+                    entrypoint=job.entrypoint,
+                    submission_id=f"{job.name}-{secrets.token_hex(4)}",
+                    runtime_env=job.runtime_env(Path(folder)),
+                    metadata={"run": job.name},
+                ),
             )
         except Exception as error:  # requests' and ray's own kinds, each with a text for people
             raise JobError(f"the job was not taken: {_hide(str(error), job.env)}") from None
@@ -102,17 +113,17 @@ def submit(job: Job, address: str | None = None) -> tuple[Any, str]:
 
 
 def connect(address: str | None = None) -> Any:
-    """A client of the job server at `address` (default: RAY_API_SERVER_ADDRESS, else this machine's). Raises JobError."""
+    """Connect to the job server at `address` (default: RAY_API_SERVER_ADDRESS, else this machine's). Raises JobError."""
     use_ray_token()
     address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
     try:
         from ray.job_submission import JobSubmissionClient
 
-        for module in ("dashboard_sdk", "job.sdk"):  # they tell of every upload and of the end of every log
+        for module in ("dashboard_sdk", "job.sdk"):  # they log every upload and the end of every log
             logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.WARNING)
         logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
         with _without("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray lets these win over what is asked for
-            return JobSubmissionClient(address)
+            return call_within(CALL_SECONDS, lambda: JobSubmissionClient(address))
     except Exception as error:
         hint = "start one with `ray start --head`, or give --address http://HEAD:8265"
         if re.search(r"401|403|[Uu]nauthori|[Tt]oken|[Aa]uthenticat", str(error)):
@@ -121,20 +132,25 @@ def connect(address: str | None = None) -> Any:
 
 
 def follow(client: Any, submission: str, say: Callable[[str], None]) -> int:
-    """Hand over the job's log as it comes; afterwards its exit code (0: succeeded)."""
+    """Pass the job's log to `say` as it comes; afterwards its exit code (0: succeeded). Raises JobError."""
+    from aiohttp import ClientError
 
-    async def tail() -> None:
-        async for text in client.tail_job_logs(submission):
-            say(text)
-
+    log, broken = _Log(client, submission, say), 0
     while True:
+        before = log.said
         try:
-            asyncio.run(tail())
+            asyncio.run(log.tail())
             break
-        except (OSError, RuntimeError) as error:  # the connection broke: the job goes on
+        except (OSError, RuntimeError, ClientError) as error:  # the connection broke: the job goes on
             if _details(client, submission) is None:
                 raise JobError(
                     f"{submission}: the job server is gone ({_first_line(error)}); the job may go on"
+                ) from error
+            broken = 1 if log.said > before else broken + 1
+            if broken == BROKEN_LOGS:
+                raise JobError(
+                    f"{submission}: its log cannot be followed ({_first_line(error)}); the job goes on, see "
+                    f"`ray job logs {submission}`"
                 ) from error
             time.sleep(POLL_SECONDS)
     deadline = time.monotonic() + FINAL_SECONDS
@@ -147,8 +163,47 @@ def follow(client: Any, submission: str, say: Callable[[str], None]) -> int:
         time.sleep(POLL_SECONDS)
 
 
+class _Log:
+    """A job's log, passed on as it comes. A second `tail` goes on where the first one broke off."""
+
+    def __init__(self, client: Any, submission: str, say: Callable[[str], None]) -> None:
+        self._client, self._submission, self._say = client, submission, say
+        self.said = 0
+        """Characters passed on."""
+
+    async def tail(self) -> None:
+        """Pass on the log to its end. Raises ConnectionError where the server is silent and answers no question."""
+        texts = self._client.tail_job_logs(self._submission)
+        read = 0
+        while True:
+            following = asyncio.ensure_future(_next(texts))
+            try:
+                while not (await asyncio.wait({following}, timeout=SILENT_SECONDS))[0]:
+                    if await self._has_ended():
+                        return
+            finally:
+                following.cancel()
+            text = following.result()
+            if text is None:
+                return
+            read += len(text)
+            if read > self.said:
+                self._say(text[len(text) - (read - self.said) :])
+                self.said = read
+
+    async def _has_ended(self) -> bool:
+        details = await asyncio.to_thread(_details, self._client, self._submission)
+        if details is None:
+            raise ConnectionError(f"silent for {SILENT_SECONDS:g} s, and no answer to a question")
+        return details.status.is_terminal()
+
+
+async def _next(texts: AsyncIterator[str]) -> str | None:
+    return await anext(texts, None)
+
+
 def exit_code(status: str, driver: int | None) -> int:
-    """A process's exit code for a job's end."""
+    """The exit code of a process that ends as the job did."""
     if status == "SUCCEEDED":
         return 0
     return driver if driver is not None and 0 < driver < 256 else 1
@@ -156,7 +211,7 @@ def exit_code(status: str, driver: int | None) -> int:
 
 def _details(client: Any, submission: str) -> Any:
     with contextlib.suppress(Exception):
-        return client.get_job_info(submission)
+        return call_within(CALL_SECONDS, lambda: client.get_job_info(submission))
     return None
 
 

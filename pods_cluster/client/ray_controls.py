@@ -7,13 +7,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from pydantic import ValidationError
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive, WorkerState
+from pods_cluster.client.deadline import awaited_within
 from pods_cluster.run.ray_access import check_reachable
 
 FIND_SECONDS = 10.0
@@ -23,11 +23,11 @@ CALL_SECONDS = 30.0
 
 
 class RayControls:
-    """Looks for `<run>/controller/0` in the namespace `pods`. Connects to a cluster when first asked, starts none.
+    """Calls the actor `<run>/controller/0` in the namespace `pods`. Connects when first asked; starts no cluster.
 
-    `address`: as for `ray.init` ("auto" takes the cluster of this machine), or a function from a run's name to its
-    cluster's address (None: it is not alive). A process is a guest of one cluster at a time: for a run on another one
-    the connection is made anew.
+    `address` is one for `ray.init` ("auto": the cluster of this machine), or a function from a run's name to the address
+    of its cluster (None: the run is not alive). A process is connected to one cluster at a time: for a run on another
+    one it connects anew.
     """
 
     def __init__(self, address: str | Callable[[str], str | None] = "auto") -> None:
@@ -43,10 +43,9 @@ class RayControls:
             return LiveStatus(
                 live=True, workers=[WorkerState(name=actor_name(run, "controller"), role="controller", state="alive")]
             )
-        told = await self._call(run, method.remote(), STATUS_SECONDS)
-        try:
-            fields = told if isinstance(told, dict) else vars(told)
-            return LiveStatus.model_validate({"live": True, **fields}, from_attributes=True)
+        status = await self._call(run, method.remote(), STATUS_SECONDS)
+        try:  # the controller may be of another version
+            return LiveStatus.model_validate(vars(status), from_attributes=True)
         except (ValidationError, TypeError) as error:
             raise ControlFailed(
                 f"{run}: its controller answers in another way than this version expects: {error}"
@@ -57,13 +56,13 @@ class RayControls:
         method = getattr(controller, "scale", None)
         if method is None:
             raise ControlFailed(f"{run}: its controller cannot change its pools; it runs an older version")
-        told = await self._call(run, method.remote(generators=generators, learners=learners), CALL_SECONDS)
+        answer = await self._call(run, method.remote(generators=generators, learners=learners), CALL_SECONDS)
         wanted = ", ".join(
             f"{count} {name}"
             for count, name in ((generators, "generators"), (learners, "learners"))
             if count is not None
         )
-        return told if isinstance(told, str) and told else f"{wanted} asked for"
+        return answer if isinstance(answer, str) and answer else f"{wanted} asked for"
 
     async def stop(self, run: str, reason: str) -> str:
         controller = await self._controller(run)
@@ -73,7 +72,7 @@ class RayControls:
     async def runs(self, address: str) -> list[str]:
         """Names of the runs that are alive on a cluster. Raises NotLive."""
         try:
-            return await asyncio.wait_for(_on_a_thread(lambda: self._list(address)), FIND_SECONDS)
+            return await awaited_within(FIND_SECONDS, lambda: self._list(address))
         except TimeoutError:
             raise NotLive(f"the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
         except (ConnectionError, RuntimeError) as error:
@@ -85,7 +84,7 @@ class RayControls:
         if address is None:
             raise NotLive(f"{run}: is not alive")
         try:
-            return await asyncio.wait_for(_on_a_thread(lambda: self._find(address, name)), FIND_SECONDS)
+            return await awaited_within(FIND_SECONDS, lambda: self._find(address, name))
         except TimeoutError:
             raise NotLive(f"{run}: the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
         except ConnectionError as error:
@@ -117,7 +116,7 @@ class RayControls:
             if ray.is_initialized():
                 ray.shutdown()
             check_reachable(address, CONNECT_SECONDS)
-            # It is told on every thread but the main one that a signal is not handled there.
+            # Ray warns on every thread but the main one that it cannot handle a signal there.
             logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
             self._connected = address
@@ -136,26 +135,6 @@ class RayControls:
             raise NotLive(f"{run}: its controller has ended ({_first_line(error)})") from error
         except RayTaskError as error:
             raise ControlFailed(f"{run}: {_first_line(error.cause or error)}") from error
-
-
-async def _on_a_thread(call: Callable[[], Any]) -> Any:
-    """Like asyncio.to_thread, but on a thread that nobody waits for: Ray's calls have no deadline, and one that hangs
-    must not keep the server from ending.
-    """
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            value = call()
-        except BaseException as error:
-            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-                result.set_exception(error)
-        else:
-            with contextlib.suppress(InvalidStateError):
-                result.set_result(value)
-
-    threading.Thread(target=run, name="ray controls", daemon=True).start()
-    return await asyncio.wrap_future(result)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import Receive, Scope, Send
 
 from pods_cluster import __version__
 from pods_cluster.client.controls import ControlFailed, Controls, LiveStatus, NotLive
@@ -138,9 +139,21 @@ async def stream(
         for name in run:
             runs.touch(name)
 
-    return StreamingResponse(
-        hub.stream(listener, touch), media_type="text/event-stream", headers={"cache-control": "no-cache, no-transform"}
-    )
+    return _EventStream(hub.stream(listener, touch))
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. Closes its generator however the response ends, so that the listener's place is free at once."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache, no-transform"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
 
 
 @controls_router.post("/login", status_code=204, response_class=Response)

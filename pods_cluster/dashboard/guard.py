@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -13,6 +15,10 @@ from pods_cluster.dashboard.access_token import COOKIE, Token
 from pods_cluster.dashboard.rate_limit import RateLimit
 
 MAX_BODY = 16 * 1024
+BODY_SECONDS = 10.0
+"""A client may take so long to send its body."""
+SEND_SECONDS = 60.0
+"""A client that takes nothing of its answer for so long is let go."""
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,6 +38,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+logger = logging.getLogger(__name__)
+
 _OPEN = ("/", "/healthz", "/favicon.svg", "/api/login")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -56,18 +64,27 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        guarded = _with_headers(send)
+        guarded = _GuardedSend(send)
         refusal = self._refuse(scope, headers)
         if refusal is None and scope["method"] not in _READING:
-            body = await _body(headers, receive)
-            if body is None:
-                refusal = (413, f"the body is longer than {MAX_BODY} bytes", {})
+            try:
+                body = await asyncio.wait_for(_body(headers, receive), BODY_SECONDS)
+            except TimeoutError:
+                refusal = (408, f"the body did not arrive in {BODY_SECONDS:g} s", {"connection": "close"})
             else:
-                receive = _replay(body, receive)
-        if refusal is not None:
-            await _answer(guarded, *refusal)
-            return
-        await self.app(scope, receive, guarded)
+                if body is None:
+                    refusal = (413, f"the body is longer than {MAX_BODY} bytes", {})
+                else:
+                    receive = _replay(body, receive)
+        try:
+            if refusal is not None:
+                await _answer(guarded, *refusal)
+            else:
+                await self.app(scope, receive, guarded)
+        except Exception:
+            if not guarded.stalled:
+                raise
+            logger.info("%s takes nothing of %s any more and is let go", address_of(scope), scope["path"])
 
     def _refuse(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
         address = address_of(scope)
@@ -159,8 +176,14 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _with_headers(send: Send) -> Send:
-    async def guarded(message: Message) -> None:
+class _GuardedSend:
+    """Sends to a client with our headers and a deadline; `stalled` once the client did not take a message in time."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.stalled = False
+
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message.get("headers", [])}
             extra = dict(HEADERS)
@@ -170,9 +193,12 @@ def _with_headers(send: Send) -> Send:
                 *message.get("headers", []),
                 *((name.encode(), value.encode()) for name, value in extra.items()),
             ]
-        await send(message)
-
-    return guarded
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            self.stalled = True
+            raise
 
 
 async def _answer(send: Send, status: int, detail: str, headers: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Hub:
         self._listeners.add(listener)
         return listener
 
-    async def stream(self, listener: Listener, touch: Callable[[], None] = lambda: None) -> AsyncIterator[bytes]:
+    async def stream(self, listener: Listener, touch: Callable[[], None] = lambda: None) -> AsyncGenerator[bytes, None]:
         """The bytes of one stream, until the page goes away or the server ends. `touch` is called now and then."""
         try:
             yield b"retry: 2000\n" + encode("hello", {})
