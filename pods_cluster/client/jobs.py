@@ -27,6 +27,8 @@ POLL_SECONDS = 1.0
 CALL_SECONDS = 30.0
 """A question to the job server has no deadline of its own."""
 UPLOAD_SECONDS = 600.0
+AGENT_SECONDS = 60.0
+"""A cluster that has just started takes no jobs until an agent has come up on one of its nodes."""
 SILENT_SECONDS = 30.0
 """After so long without output the job server is asked whether it is still there."""
 BROKEN_LOGS = 10
@@ -97,19 +99,23 @@ def submit(job: Job, address: str | None = None) -> tuple[Any, str]:
     client = connect(address)
     with tempfile.TemporaryDirectory(prefix="pods-submit-") as folder:
         job.bundle.copy_to(Path(folder))
-        try:
-            submission = call_within(
-                UPLOAD_SECONDS,
-                lambda: client.submit_job(
-                    entrypoint=job.entrypoint,
-                    submission_id=f"{job.name}-{secrets.token_hex(4)}",
-                    runtime_env=job.runtime_env(Path(folder)),
-                    metadata={"run": job.name},
-                ),
-            )
-        except Exception as error:  # requests' and ray's own kinds, each with a text for people
-            raise JobError(f"the job was not taken: {_hide(str(error), job.env)}") from None
-    return client, submission
+        deadline = time.monotonic() + AGENT_SECONDS
+        while True:
+            try:
+                return client, call_within(UPLOAD_SECONDS, lambda: _send(client, job, Path(folder)))
+            except Exception as error:  # requests' and ray's own kinds, each with a text for people
+                if "No available agent" not in str(error) or time.monotonic() > deadline:
+                    raise JobError(f"the job was not taken: {_hide(str(error), job.env)}") from None
+            time.sleep(POLL_SECONDS)
+
+
+def _send(client: Any, job: Job, folder: Path) -> str:
+    return client.submit_job(
+        entrypoint=job.entrypoint,
+        submission_id=f"{job.name}-{secrets.token_hex(4)}",
+        runtime_env=job.runtime_env(folder),
+        metadata={"run": job.name},
+    )
 
 
 def connect(address: str | None = None) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from pods_cluster.client import jobs
+from pods_cluster.client.bundle import Bundle
 from pods_cluster.client.deadline import call_within
 from pods_cluster.client.jobs import JobError
 
@@ -101,3 +104,37 @@ def test_a_log_that_always_breaks_off_is_given_up() -> None:
 def test_a_job_that_never_reports_its_end() -> None:
     with pytest.raises(JobError, match="does not say how it ended"):
         follow(Server([["log\n"]], details(JobStatus.RUNNING)))
+
+
+class NotReady:
+    """A job server whose cluster has no agent yet, for the first `times` submissions."""
+
+    def __init__(self, times: float, text: str = "No available agent to submit job, please try again later.") -> None:
+        self.times, self.text, self.asked = times, text, 0
+
+    def submit_job(self, *, submission_id: str, **_: Any) -> str:
+        self.asked += 1
+        if self.asked <= self.times:
+            raise RuntimeError(f"Request failed with status code 500: {self.text}")
+        return submission_id
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> jobs.Job:
+    return jobs.Job("run", Bundle(tmp_path, (), 0), "true", str(tmp_path))
+
+
+def test_a_cluster_that_has_just_started_is_asked_again(job: jobs.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NotReady(2)
+    monkeypatch.setattr(jobs, "connect", lambda address: server)
+    assert jobs.submit(job)[1].startswith("run-")
+    assert server.asked == 3
+
+
+def test_other_refusals_and_a_cluster_that_stays_without_agents(job: jobs.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.05)
+    for server, text in ((NotReady(math.inf), "No available agent"), (NotReady(1, "no such file"), "no such file")):
+        monkeypatch.setattr(jobs, "connect", lambda address, server=server: server)
+        with pytest.raises(JobError, match=f"the job was not taken: .*{text}"):
+            jobs.submit(job)
+    assert server.asked == 1
