@@ -16,9 +16,6 @@ from pods_cluster.sizing.moves import Sizes
 
 SPARE_SLOTS = 8
 """CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
-CONTROL_CPUS = 0.0
-"""Controller and selector wait far more than they compute; they ask Ray for no CPU of their own."""
-
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +26,7 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the two pools ask of the cluster."""
+    """CPUs and GPUs that the two pools ask of the cluster."""
 
     cpus: float
     gpus: float

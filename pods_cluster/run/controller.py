@@ -34,8 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """One run. `open` may refuse it; `run` opens it if that was not done, and returns its
-    summary when it is done or was stopped; the others answer meanwhile."""
+    """Actor of one run.
+
+    `open` refuses what can be refused before a process starts. `run` opens the run if that was not done, and returns its
+    summary when it is done or was stopped. The other methods answer meanwhile. The tasks of the event loop are drawn at
+    the top of `loop`.
+    """
 
     def __init__(self, config: Config, resume: bool, *, save: bool = True) -> None:
         self.config = config
@@ -77,7 +81,7 @@ class Controller:
         write_live_file(self.folder, gcs_address)
 
     async def run(self) -> Summary:
-        """The whole run. Raises what ended it; its processes are gone then either way."""
+        """Run to the end; returns the summary. Raises what ended the run; its processes are gone then either way."""
         if not self._opened:
             await self.open()
         if self._stop_reason is not None:
@@ -103,7 +107,7 @@ class Controller:
         return self.recorder.poll(cursor) if self._opened else Feed(cursor, [], 0)
 
     async def stop(self, reason: str) -> None:
-        """End the run after what it is doing, its state saved; one that is still starting ends at once."""
+        """End the run after what it is doing and save its state; one that is still starting ends at once."""
         self._stop_reason = reason
         if self._run is not None:
             self._run.stop(reason)
@@ -111,7 +115,7 @@ class Controller:
             self._starting.cancel()
 
     async def scale(self, generators: int | None = None, learners: int | None = None) -> str:
-        """Give the pools new sizes while the run goes on; what is done about it, in a sentence. Raises ScaleError."""
+        """Give the pools new sizes while the run goes on; returns what is done, in a sentence. Raises ScaleError."""
         if self._run is None:
             raise ScaleError("the run is still starting; ask again when its workers are up")
         if self._run.stop_reason is not None:

@@ -23,7 +23,7 @@ class EvalReport:
 
 
 async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) -> EvalReport:
-    """Of the weights that the pool serves now.
+    """Evaluate the weights that the pool serves now on held-out prompts.
 
     A completion is correct when its first reward with a positive weight is at the top of that reward's range (1 for
     accuracy rewards). Rows without a valid reward count in `eval/failed` and in no mean.

@@ -1,4 +1,4 @@
-"""What the pools shall become, and what follows from what they are (pure: no ray, no clock, no waiting)."""
+"""Decisions of live scaling: the moves that bring the pools to the sizes asked for (pure: no ray, no clock)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What is to be done now: newcomers to start or to send away, workers to retire, room for a larger learner group
-    to look for (`reserve`) or to give back (`release`).
+    """Steps to take now: generators to start, to call off before they serve (`withdraw`) or to retire; room for a larger
+    learner group to look for (`reserve`) or to give back (`release`).
     """
 
     start: int = 0
@@ -71,7 +71,7 @@ def check_request(config: Config, generators: int | None, learners: int | None) 
 
 
 def moves(target: Sizes, pools: Pools) -> Moves:
-    """What brings the pools nearer to the target. Applied again and again it ends, with nothing left to do.
+    """The moves that bring the pools nearer to the target; applied again and again they end, with none left.
 
     A learner group changes its size between two steps (`rebuild_due`); here only its room is seen to.
     """
@@ -95,7 +95,7 @@ def rebuild_due(target: Sizes, pools: Pools, room: bool) -> bool:
 
 
 def describe(sizes: Sizes, pools: Pools) -> str:
-    """A sentence about what is done with a request."""
+    """A sentence about the changes that a request leads to."""
     parts = []
     for name, wanted, there in (
         ("generators", sizes.generators, pools.serving),
