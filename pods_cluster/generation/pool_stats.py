@@ -36,7 +36,7 @@ class PoolStats:
 
     @property
     def in_flight(self) -> int:
-        """Rollouts in the engines, at the scorers, or finished and held."""
+        """Rollouts in the engines, at the scorers, or finished and stored."""
         return sum(
             stats.engine.running + stats.engine.waiting + stats.scoring + stats.stored
             for stats in self.workers.values()

@@ -64,7 +64,7 @@ class Reporter:
         self._thread.start()
 
     def add(self, rollout: Rollout, size: int) -> None:
-        """A scored rollout of a group of `size`, held in this worker's store."""
+        """A scored rollout of a group of `size`, in this worker's store."""
         with self._changed:
             self._pending.setdefault(rollout.group, (size, []))[1].append(rollout)
             self._changed.notify()

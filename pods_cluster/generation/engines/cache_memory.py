@@ -1,4 +1,4 @@
-"""How many rollouts the built-in engine may hold in its key/value cache."""
+"""Budget of the key/value cache: how many rollouts the built-in engine may hold, and what memory is free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_SHARE = 0.25
 
 
 class KVBudget:
-    """Rows by the length they may reach, so that no rollout is ever evicted for want of memory."""
+    """Bounds the rows by the length that they may reach, so that no rollout is ever evicted for want of memory."""
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, max_sequences: int, kv_bytes: int | None) -> None:
         text = config.get_text_config(decoder=True)

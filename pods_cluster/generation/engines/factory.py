@@ -1,4 +1,4 @@
-"""From the configuration to an engine."""
+"""Making of the engine that the configuration names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that sleeps instead of computing, to try the service itself at rates that no test machine can generate.
+"""An engine that sleeps instead of computing, to test the service at rates that no test machine can generate.
 
 Lengths and tokens of a rollout depend on its seed, group and index alone; only the time is made up.
 """
@@ -28,10 +28,10 @@ class _Running(NamedTuple):
     request: RolloutRequest
     length: int
     ends: int
-    """The engine's clock then, in tokens."""
+    """Value of the engine's clock, in tokens, at which it is complete."""
     began: float
     version: int
-    """That the first token was sampled from."""
+    """The one that the first token was sampled from."""
 
 
 class PacedEngine(WeightReceiving):

@@ -1,4 +1,4 @@
-"""From the configuration to vLLM's engine arguments: what is ours to set, what the user may, what cannot work."""
+"""vLLM's engine arguments from the configuration: what is ours to set, what the user may set, what cannot work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_options(config: Config) -> tuple[VllmOptions, dict[str, Any]]:
 
 
 def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any], backend: str) -> dict[str, Any]:
-    """Everything for vLLM's `EngineArgs`. Raises EngineError for a model that cannot run here or at this length."""
+    """All arguments for vLLM's `EngineArgs`. Raises EngineError for a model that cannot run here or at this length."""
     generator, gpu = config.generator, compat.on_gpu()
     model = _model_config(config)
     arguments: dict[str, Any] = {

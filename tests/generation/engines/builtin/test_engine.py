@@ -267,3 +267,27 @@ def test_the_last_context_place_can_be_used(model: PreTrainedModel) -> None:
     rollout = run(engine, [request(0, 0, prompt, max_tokens=4)])["0.0.0/0"]
     assert rollout.finish_reason is FinishReason.LENGTH
     assert len(rollout.token_ids) == 4
+
+
+def test_missing_logprobs_are_filled_in_for_rollouts_of_the_served_version_alone() -> None:
+    engine, reference = make_engine(build("qwen2")), build("qwen2")
+    requests = [request(row, 0, prompt, temperature=0.7, logprobs=False) for row, prompt in enumerate(prompts(3))]
+    first, second, stale = run(engine, requests).values()
+    assert first.logprobs is second.logprobs is stale.logprobs is None
+    stale.first_version = -1
+    engine.rescore([first, second, stale], 0.7)
+    for rollout in (first, second):
+        assert rollout.logprobs == pytest.approx(forward_logprobs(reference, rollout, 0.7).tolist(), abs=1e-4)
+    assert stale.logprobs is None
+
+
+def test_a_version_is_adopted_without_a_transfer_unless_the_engine_is_closed() -> None:
+    engine = TransformersEngine(build("qwen2"), [EOS])
+    with pytest.raises(EngineError, match="no weight version yet"):
+        engine.submit([request(0, 0, (3, 4))])
+    engine.adopt_version(4)
+    done = run(engine, [request(0, 0, (3, 4))])
+    assert {(rollout.first_version, rollout.last_version) for rollout in done.values()} == {(4, 4)}
+    engine.closed = True
+    with pytest.raises(EngineError, match="adopt_version: the engine holds no usable weights"):
+        engine.adopt_version(5)
