@@ -1,4 +1,4 @@
-"""The recorder: what the controller tells, checked, completed and handed to the sinks on a thread of its own."""
+"""The recorder of a run: checks and completes its metrics and events, and passes them to the sinks on a thread."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ QUEUED_ITEMS = 10_000
 
 
 class Feed(NamedTuple):
-    """What `Recorder.poll` returns: pass `cursor` to the next call. `items` are ("step" | "event", record) pairs in
-    order; `missed` counts those that were forgotten before this call.
+    """Answer of `Recorder.poll`: pass `cursor` to the next call. `items` are ("step" | "event", record) pairs in order;
+    `missed` counts those that were forgotten before this call.
     """
 
     cursor: int
@@ -100,14 +100,13 @@ class Recorder:
         """The recorder of a run's folder, which it holds locked until `close`.
 
         `resumed_from`: the step of the checkpoint that the run goes on from; metrics and samples of later steps are
-        taken back, totals and `elapsed` go on from there. `config` is shown by Weights & Biases.
-        Raises RunFolderError (another process writes there) and SinkUnavailable (a package is missing).
+        taken back, totals and `elapsed` go on from there. `config` is shown by Weights & Biases. Raises RunFolderError
+        (another process writes there) and SinkUnavailable (a package is missing).
         """
         with contextlib.ExitStack() as held:
             held.enter_context(folder.lock())
-            standing: list[Record] = []
-            if resumed_from is not None:
-                standing = [record for record in folder.read_metrics() if record["step"] <= resumed_from]
+            written = folder.read_metrics() if resumed_from is not None else []
+            standing = [record for record in written if record["step"] <= (resumed_from or 0)]
             sinks: list[Sink] = []
             if tensorboard:
                 sinks.append(TensorBoardSink(folder, purge_after=resumed_from))
@@ -119,7 +118,7 @@ class Recorder:
             jsonl = JsonlSink(folder, on_warning=recorder._sink_warning)
             if resumed_from is not None:
                 jsonl.write_marker(resume_marker(resumed_from, recorder._clock()))
-            # nothing was told yet, so the thread has not read the list
+            # the queue is still empty, so the thread has not read the list
             recorder._sinks = [jsonl, *sinks]
             recorder._held = held.pop_all()
         if resumed_from is not None:
@@ -237,11 +236,9 @@ class Recorder:
 
     def _health(self) -> dict[str, int]:
         """Telemetry's own troubles, where it has any."""
-        failed, dropped = sum(self._failures.values()), self.dropped
-        for sink in self._sinks:
-            if isinstance(sink, JsonlSink):
-                failed += sink.failed_writes
-                dropped += sink.dropped_lines
+        files = [sink for sink in self._sinks if isinstance(sink, JsonlSink)]
+        failed = sum(self._failures.values()) + sum(sink.failed_writes for sink in files)
+        dropped = self.dropped + sum(sink.dropped_lines for sink in files)
         found = {"telemetry/failed_writes": failed, "telemetry/dropped_lines": dropped}
         return {name: count for name, count in found.items() if count}
 
@@ -270,27 +267,23 @@ class Recorder:
             self._tell_once("queue", "telemetry", f"the sinks are {QUEUED_ITEMS} items behind; new ones are given up")
 
     def _drain(self) -> None:
-        """The thread: one item after another to every sink."""
+        """Pass one item after another to every sink, on the recorder's thread."""
         while True:
             try:
                 what, payload = self._queue.get(timeout=2.0)
             except queue.Empty:
                 what, payload = "retry", threading.Event()
-            if what in ("flush", "retry"):
-                for sink in list(self._sinks):
-                    self._guard(sink, sink.retry)
+            call, args = ("retry", ()) if what == "flush" else (what, () if what in ("retry", "close") else (payload,))
+            for sink in list(self._sinks):
+                self._guard(sink, call, *args)
+            if call == "retry":
                 payload.set()
-            elif what == "close":
-                for sink in list(self._sinks):
-                    self._guard(sink, sink.close)
+            elif call == "close":
                 return
-            else:
-                for sink in list(self._sinks):
-                    self._guard(sink, getattr(sink, what), payload)
 
-    def _guard(self, sink: Sink, call: Callable[..., None], *args: Any) -> None:
+    def _guard(self, sink: Sink, call: str, *args: Any) -> None:
         try:
-            call(*args)
+            getattr(sink, call)(*args)
         except Exception as error:  # whatever a sink does, training goes on
             self._failures[sink.name] = self._failures.get(sink.name, 0) + 1
             in_a_row = self._in_a_row[sink.name] = self._in_a_row.get(sink.name, 0) + 1
