@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-import ray
 
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
@@ -20,13 +19,7 @@ from pods_cluster.run.loop import RunError
 from tests.tiny_run import Made
 
 
-@pytest.fixture(autouse=True)
-def a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert not ray.is_initialized()
-
-
-def config_of(made: Made, runs: Path, *overrides: str) -> Config:
+def config_of(made: Made, runs: Path, name: str, *overrides: str) -> Config:
     paced = (
         "generator.engine_options={tokens_per_second: 300, shortest: 2, longest: 12, accuracy: 0.5, reward_token: 5}"
     )
@@ -34,7 +27,7 @@ def config_of(made: Made, runs: Path, *overrides: str) -> Config:
         CONFIG,
         [
             *made.overrides(runs),
-            "run.name=hung",
+            f"run.name={name}",
             "run.steps=10000",
             "run.eval.every=0",
             "run.checkpoint.every=0",
@@ -63,7 +56,7 @@ def ended(pid: int, seconds: float) -> bool:
 
 
 def test_a_controller_that_stops_answering_ends_the_command(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "SILENCE_SECONDS", 5.0)
     stopped: list[int] = []
@@ -84,23 +77,23 @@ def test_a_controller_that_stops_answering_ends_the_command(
         with pytest.raises(
             RunError, match=r"hung/controller/0: the run's controller has not answered for 5 s.*--resume"
         ):
-            driver.train(config_of(made, tmp_path), live=False)
+            driver.train(config_of(made, tmp_path, "hung"), live=False)
     finally:
         thread.join()
     assert stopped
-    assert not ray.is_initialized()
     assert ended(stopped[0], 60), "the stopped process is left behind"
 
 
 def test_a_run_that_cannot_be_opened_in_time_is_given_up(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the rule is imported while the run is opened
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.setattr(driver, "OPEN_SECONDS", 3.0)
     # meanwhile the controller answers: its silence is not what ends this
     monkeypatch.setattr(driver, "SILENCE_SECONDS", 2.0)
-    config = config_of(made, tmp_path, f"selector.rule={tmp_path / 'slow.py'}:rule", "selector.settle=abort")
-    with pytest.raises(RunError, match=r"hung/controller/0: .* did not open the run within 3 s"):
+    config = config_of(
+        made, tmp_path, "unopened", f"selector.rule={tmp_path / 'slow.py'}:rule", "selector.settle=abort"
+    )
+    with pytest.raises(RunError, match=r"unopened/controller/0: .* did not open the run within 3 s"):
         driver.train(config, live=False)
-    assert not ray.is_initialized()
