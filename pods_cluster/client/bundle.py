@@ -1,4 +1,4 @@
-"""What a job needs of the folder that it is submitted from: the configuration and the files that it names. No ray."""
+"""The files that travel with a submitted job: the configuration and what it names. No ray."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def bundle_of(config: Config, file: Path, include: Sequence[Path] = (), root: Pa
 
 
 def _named(config: Config, root: Path) -> Iterator[Path]:
-    """Paths that the configuration may mean, there or not."""
+    """Paths that the configuration may name, whether they exist or not."""
     texts = [
         config.model.path,
         config.model.chat_template,

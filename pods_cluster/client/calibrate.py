@@ -1,4 +1,4 @@
-"""Rates of the actual pools, from a few steps of the actual run: what `pods plan` measures when it is given none."""
+"""Calibration for `pods plan`: measures the rates of the run's own pools over a few of its steps."""
 
 from __future__ import annotations
 

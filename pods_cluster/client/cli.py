@@ -104,10 +104,10 @@ def evaluate(
 @app.command()
 def dashboard(
     folders: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
-    host: Annotated[str, typer.Option(help="Address to serve on; elsewhere than here a token is asked.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines need the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.")] = 8765,
     address: Annotated[
-        str | None, typer.Option(help="Ray cluster of the live runs; left out, their folders say where they are.")
+        str | None, typer.Option(help="Ray cluster of the live runs; by default the one that each run's folder names.")
     ] = None,
 ) -> None:
     """Show runs, live or past, as a page: `pods dashboard runs`. Scaling and stopping them needs its token."""
@@ -172,7 +172,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: errors made for people are printed as such, others keep their traceback (PODS_DEBUG=1: all do)."""
+    """Entry point. Prints the text of errors that are meant for users; others, or all with PODS_DEBUG=1, keep their traceback."""
     # A user's own rules and rewards lie where the command is typed; Ray hands this path on to its workers.
     sys.path.insert(0, os.getcwd())
     use_ray_token()

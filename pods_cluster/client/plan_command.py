@@ -1,4 +1,4 @@
-"""`pods plan`: what keeps both pools busy."""
+"""`pods plan`: the split of GPUs and the rollouts per prompt that keep both pools busy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in learner.workers=2.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs to split; left out: those that the pools have now.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs to split; by default those of the configured pools.")] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of a run to take the rates from.")] = None,
     generate_rate: Rate = None,
     update_rate: Annotated[
@@ -31,7 +31,9 @@ def plan(
     ] = None,
     sync_seconds: Annotated[float | None, typer.Option(help="Seconds that new weights take to every worker.")] = None,
     length: Annotated[float | None, typer.Option(help="Mean completion tokens of a rollout.")] = None,
-    kept_length: Annotated[float | None, typer.Option(help="The same of kept ones; left out: as all.")] = None,
+    kept_length: Annotated[
+        float | None, typer.Option(help="Mean completion tokens of a kept rollout; by default that of all.")
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that a batch takes beyond its tokens at that rate: its longest rollouts.")
     ] = 0.0,

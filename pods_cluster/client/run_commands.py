@@ -88,7 +88,7 @@ def runs(
 
 
 def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> None:
-    """Show what a run does: from its folder, and from itself where it is alive."""
+    """Show the state of a run: from its folder, and from the run itself where it is alive."""
     from pods_cluster.client.controls import NotLive
     from pods_cluster.client.run_handle import RunAccessError, find_run
     from pods_cluster.client.run_state import read_run_state
