@@ -20,7 +20,7 @@ from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
-from pods_cluster.weights.relay_plan import Place
+from pods_cluster.weights.relay_plan import WorkerLocation
 
 T = TypeVar("T")
 
@@ -61,7 +61,9 @@ class GeneratorWorker:
         """Waits until the engine and the scorers have started. Raises GeneratorError with what kept them from it."""
         engine = self._engine.ready(self.config.generator.start_timeout)
         self._check()
-        return WorkerInfo(self.name, Place.here().node, os.getpid(), self.config.generator.engine, engine.version)
+        return WorkerInfo(
+            self.name, WorkerLocation.current().node, os.getpid(), self.config.generator.engine, engine.version
+        )
 
     def shutdown(self) -> None:
         """End the engine and the scorer processes; finished rollouts are gone then."""
@@ -177,9 +179,9 @@ class GeneratorWorker:
 
     # Weights.
 
-    def weights_place(self) -> Place:
+    def weights_location(self) -> WorkerLocation:
         """The node and card of this worker: neighbours get weights from one another."""
-        return Place.here()
+        return WorkerLocation.current()
 
     def connect(self, invitation: Invitation) -> None:
         """Join a broadcast group; see `Engine.connect`."""

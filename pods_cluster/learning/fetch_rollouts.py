@@ -13,6 +13,7 @@ from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.generation.packed_rollouts import PackedRollouts, unpack
 from pods_cluster.learning.reports import FetchReport
 from pods_cluster.types import GroupId, Locator, Rollout
+from pods_cluster.weights.transport import first_line
 
 
 class RolloutFetcher:
@@ -27,6 +28,7 @@ class RolloutFetcher:
         Never raises for a rollout that cannot be had: it is in the report's `missing`, with the cause.
         """
         started = time.monotonic()
+        deadline = started + timeout
         report = FetchReport()
         found: dict[Locator, Rollout] = {}
         by_worker: dict[str, list[Locator]] = {}
@@ -42,29 +44,33 @@ class RolloutFetcher:
             except ValueError:
                 report.add_missing(batch, f"worker {name} is gone")
         while pending:
-            left = max(started + timeout - time.monotonic(), 0.0)
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=left)
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(deadline - time.monotonic(), 0.0))
             if not ready:
                 for batch in pending.values():
                     report.add_missing(batch, f"worker {batch[0].worker} did not answer in time")
                 break
-            self._receive(ready[0], pending.pop(ready[0]), found, report)
+            self._receive(ready[0], pending.pop(ready[0]), deadline, found, report)
         report.received = len(found)
         report.seconds = time.monotonic() - started
         return found, report
 
     def _receive(
-        self, reference: Any, batch: list[Locator], found: dict[Locator, Rollout], report: FetchReport
+        self,
+        reference: Any,
+        batch: list[Locator],
+        deadline: float,
+        found: dict[Locator, Rollout],
+        report: FetchReport,
     ) -> None:
         worker = batch[0].worker
         try:
-            packed: PackedRollouts = ray.get(reference)
+            packed: PackedRollouts = ray.get(reference, timeout=max(deadline - time.monotonic(), 1.0))
         except exceptions.RayActorError:
             self._workers.pop(worker, None)
             report.add_missing(batch, f"worker {worker} died")
             return
         except exceptions.RayError as error:
-            report.add_missing(batch, f"worker {worker}: {_first_line(error)}")
+            report.add_missing(batch, f"worker {worker}: {first_line(getattr(error, 'cause', None) or error)}")
             return
         report.received_bytes += packed.nbytes
         arrived = {(rollout.group, rollout.index): rollout for rollout in unpack(packed)}
@@ -80,9 +86,3 @@ class RolloutFetcher:
         if name not in self._workers:
             self._workers[name] = ray.get_actor(name, namespace=NAMESPACE)
         return self._workers[name]
-
-
-def _first_line(error: BaseException) -> str:
-    cause = getattr(error, "cause", None) or error
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0] if text else ''}"

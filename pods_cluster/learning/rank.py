@@ -16,7 +16,7 @@ from pods_cluster.config import Config
 from pods_cluster.learning.reports import FetchReport, RankInfo, RankMemory, RankResult
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import Locator, Rollout
-from pods_cluster.weights.relay_plan import Place
+from pods_cluster.weights.relay_plan import WorkerLocation
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -140,9 +140,9 @@ class LearnerRank:
         """Specs of the tensors that every weight version is sent as."""
         return self.trainer.sent_weights.specs()
 
-    def weights_place(self) -> Place:
+    def weights_location(self) -> WorkerLocation:
         """The node and card of this rank."""
-        return Place.here()
+        return WorkerLocation.current()
 
     def weights_open(
         self,

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pods_cluster.learning.forward import unwrap_peft
-from pods_cluster.weights.adapter import merged
+from pods_cluster.weights.adapter import merged_weight
 from pods_cluster.weights.protocol import AdapterFactor, TensorSpec
 
 
@@ -69,7 +69,7 @@ class ModelWeights:
     def _full(self, entry: _Entry) -> Float[Tensor, "*shape"]:
         if entry.adapter is not None:
             a, b, scale, transposed = _factors(entry.adapter)
-            return merged(entry.parameter.detach(), a.detach(), b.detach(), scale, transposed=transposed)
+            return merged_weight(entry.parameter.detach(), a.detach(), b.detach(), scale, transposed=transposed)
         # A partitioned parameter is released when the gathering ends, so it is copied.
         return entry.parameter.detach().clone() if self.partitioned else entry.parameter.detach()
 

@@ -72,7 +72,7 @@ class LearnerChanges:
             seconds = time.monotonic() - began
             self._notice("learners_rebuilt", f"the learner group has {ranks} rank(s) in place of {before}, its weights "
                          f"and optimiser state are the same; it took {seconds:.1f} s")  # fmt: skip
-        await self._publisher.follow(self._learners.handles)
+        await self._publisher.use_ranks(self._learners.handles)
 
     def _reservation_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task is not self._reservation:

@@ -1,4 +1,4 @@
-"""Low-rank adapters on their way: merging them into a base weight, the same to the bit on both ends."""
+"""Low-rank adapters in a weight update: collecting their factors, and merging them bit-identically on both ends."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING
 from pods_cluster.weights.protocol import AdapterFactor, TensorSpec, WeightLoadError
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
 _CHUNK = 1 << 24
-"""Elements of a weight that are merged at a time: 128 MB of float64."""
+"""Elements of a weight that are merged at a time: 128 MB in float64."""
 
 
-def merged(base: Tensor, a: Tensor, b: Tensor, scale: float, *, transposed: bool = False) -> Tensor:
-    """base + scale x B A in the base's dtype, as a new tensor.
+def merged_weight(
+    base: Float[Tensor, "rows columns"],
+    a: Float[Tensor, "rank in"],
+    b: Float[Tensor, "out rank"],
+    scale: float,
+    *,
+    transposed: bool = False,
+) -> Float[Tensor, "rows columns"]:
+    """base + scale x B A in the base's dtype, as a new tensor. `base` is [out, in], or [in, out] if `transposed`.
 
-    The product is made in float64 and the sum in float32, then cast. In float32 the order of a product's sums, which
-    differs between devices and libraries, would show in the last bit; of a float64 product it is gone before the cast,
-    so that learner and engine hold the same bits and their fingerprints can be compared.
-
-    `base` [out, in] (its transpose [in, out] if `transposed`), `a` [rank, in], `b` [out, rank].
+    The product is computed in float64 and the sum in float32, then cast. In float32 the order in which a product is
+    summed, which differs between devices and libraries, would show in the last bit. A float64 product is exact enough
+    that learner and engine hold the same bits after the cast, so their fingerprints can be compared.
     """
     import torch
 
@@ -38,17 +44,17 @@ def merged(base: Tensor, a: Tensor, b: Tensor, scale: float, *, transposed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
-    """A weight's two factors."""
+class WeightAdapter:
+    """Adapter of one weight: its two factors."""
 
     weight: str
-    a: Tensor
-    b: Tensor
+    a: Float[Tensor, "rank in"]
+    b: Float[Tensor, "out rank"]
     scale: float
     transposed: bool
 
-    def on(self, base: Tensor) -> Tensor:
-        """The merged weight, on the device of `base`. Raises WeightLoadError where the shapes do not fit."""
+    def merged_with(self, base: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
+        """Merged weight, a new tensor on the device of `base`. Raises WeightLoadError if the shapes do not fit."""
         product = (self.b.shape[0], self.a.shape[1])
         shape = product[::-1] if self.transposed else product
         if tuple(base.shape) != shape:
@@ -57,30 +63,31 @@ class Adapted:
                 f"{tuple(base.shape)} here; both must load the same model.path"
             )
         device = base.device
-        return merged(base, self.a.to(device), self.b.to(device), self.scale, transposed=self.transposed)
+        return merged_weight(base, self.a.to(device), self.b.to(device), self.scale, transposed=self.transposed)
 
 
-class AdapterInbox:
-    """The factors of one version as they come, bucket by bucket. Small beside the model, so they are kept whole."""
+class AdapterCollector:
+    """Collects the factors of one version, bucket by bucket. They are small beside the model, so all are kept."""
 
     def __init__(self) -> None:
         self._factors: dict[str, dict[str, tuple[AdapterFactor, Tensor]]] = {}
 
-    def take(self, tensors: Iterable[tuple[TensorSpec, Tensor]]) -> None:
+    def add(self, tensors: Iterable[tuple[TensorSpec, Float[Tensor, "rows columns"]]]) -> None:
         """Keep copies of a bucket's tensors."""
         for spec, tensor in tensors:
             factor = spec.factor
             if factor is None:
-                raise WeightLoadError(f"weight update: {spec.name} is no part of an adapter")
+                raise WeightLoadError(f"weight update: {spec.name} is not part of an adapter")
             self._factors.setdefault(factor.weight, {})[factor.side] = (factor, tensor.clone())
 
-    def __iter__(self) -> Iterator[Adapted]:
-        """One weight after the other. Raises WeightLoadError for one that lacks a factor."""
+    def __iter__(self) -> Iterator[WeightAdapter]:
+        """Adapters by weight. Raises WeightLoadError for one that lacks a factor."""
         for weight, sides in self._factors.items():
             if missing := {"A", "B"} - sides.keys():
                 raise WeightLoadError(f"weight update: the adapter of {weight} came without its {missing.pop()}")
             (factor, a), (_, b) = sides["A"], sides["B"]
-            yield Adapted(weight, a, b, factor.scale, factor.transposed)
+            yield WeightAdapter(weight, a, b, factor.scale, factor.transposed)
 
     def weights(self) -> list[str]:
+        """Names of the weights that have an adapter."""
         return list(self._factors)

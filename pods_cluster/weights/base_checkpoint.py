@@ -1,4 +1,4 @@
-"""The weights of `model.path` as they lie on disk, one parameter at a time by its Hugging Face name."""
+"""Weights of `model.path` on disk, read one parameter at a time by Hugging Face name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
+from torch import Tensor
 
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 class CheckpointFiles:
-    """Opens the files once and reads what is asked for, through the operating system's page cache: no copy is kept.
+    """Checkpoint files that are opened once and read on demand, through the operating system's page cache.
 
     `path` is a folder, or a hub name whose files were downloaded before. Raises OSError for one without weights.
     """
@@ -20,24 +22,24 @@ class CheckpointFiles:
     def __init__(self, path: str) -> None:
         self.folder = _folder(path)
         self._files: dict[str, Any] = {}
-        self._of: dict[str, str] = {}
+        self._file_of: dict[str, str] = {}
         for single in (_SAFE, _PICKLED):
             index = self.folder / f"{single}.index.json"
             if index.is_file():
-                self._of = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+                self._file_of = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
             elif (self.folder / single).is_file():
-                self._of = dict.fromkeys(self._open(single).keys(), single)
-            if self._of:
+                self._file_of = dict.fromkeys(self._open(single).keys(), single)
+            if self._file_of:
                 break
         else:
             raise OSError(f"{self.folder} holds neither {_SAFE} nor {_PICKLED}, nor an index of either")
 
     def __contains__(self, name: str) -> bool:
-        return name in self._of
+        return name in self._file_of
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """On the CPU, in the dtype of the file. Raises KeyError."""
-        file = self._open(self._of[name])
+    def __getitem__(self, name: str) -> Shaped[Tensor, "*shape"]:
+        """Parameter `name` on the CPU, in the dtype of the file. Raises KeyError."""
+        file = self._open(self._file_of[name])
         return file[name] if isinstance(file, dict) else file.get_tensor(name)
 
     def _open(self, file: str) -> Any:

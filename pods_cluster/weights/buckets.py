@@ -1,6 +1,6 @@
-"""How a bucket travels: its tensors' bytes one after the other, without padding, in one uint8 buffer.
+"""Wire format of a bucket: the bytes of its tensors one after another, without padding, in one uint8 buffer.
 
-The same bytes as vLLM's packed transfer, so that its receivers can read what our sender sends.
+The bytes are those of vLLM's packed transfer, so its receivers can read what our sender sends.
 """
 
 from __future__ import annotations
@@ -13,30 +13,35 @@ from pods_cluster.weights.protocol import TensorSpec, WeightSourceError, WeightU
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Shaped, UInt8
     from torch import Tensor
 
 DIGEST_BYTES = 32
 
 
 def bucket_bytes(update: WeightUpdate, bucket: tuple[int, int]) -> int:
+    """Size of a bucket, given as a [start, stop) pair."""
     return sum(spec.nbytes for spec in update.tensors[bucket[0] : bucket[1]])
 
 
 def largest_bucket(update: WeightUpdate) -> int:
+    """Bytes of the largest bucket; 0 without any."""
     return max((bucket_bytes(update, bucket) for bucket in update.buckets), default=0)
 
 
 def digest(update: WeightUpdate) -> bytes:
-    """Of all that both ends must agree on: version, tensors, cuts (not the deadline)."""
+    """Digest of everything that both ends must agree on: version, tensors and buckets (not the deadline)."""
     tensors = [(spec.name, tuple(spec.shape), spec.dtype, spec.factor) for spec in update.tensors]
     text = repr((update.version, tensors, update.buckets))
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def pack(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], buffer: Tensor) -> None:
-    """Copy `tensors` into `buffer` (uint8 [bucket bytes], on any device).
+def pack(
+    tensors: Sequence[Shaped[Tensor, "*shape"]], specs: Sequence[TensorSpec], buffer: UInt8[Tensor, " bytes"]
+) -> None:
+    """Copy `tensors` into `buffer`, of the bucket's size and on any device.
 
-    Raises WeightSourceError naming a tensor that is unlike its spec.
+    Raises WeightSourceError naming a tensor whose shape or dtype differs from its spec.
     """
     import torch
 
@@ -53,9 +58,11 @@ def pack(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], buffer: Tensor)
         offset += spec.nbytes
 
 
-def unpack(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Tensor]]:
-    """The bucket's tensors as views of `buffer` (a copy only where the bytes are not aligned for their dtype)."""
-    rows: list[tuple[TensorSpec, Tensor]] = []
+def unpack(
+    buffer: UInt8[Tensor, " bytes"], specs: Sequence[TensorSpec]
+) -> list[tuple[TensorSpec, Shaped[Tensor, "*shape"]]]:
+    """Tensors of the bucket as views of `buffer` (copies only where the bytes are not aligned for their dtype)."""
+    rows: list[tuple[TensorSpec, Shaped[Tensor, "*shape"]]] = []
     offset = 0
     for spec in specs:
         dtype = torch_dtype(spec)
@@ -68,6 +75,7 @@ def unpack(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[tuple[TensorSpec
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """Torch's dtype of a spec's name."""
     import torch
 
     return getattr(torch, spec.dtype)

@@ -1,10 +1,10 @@
-"""Fingerprints of tensors: proof that both ends of a transfer hold the same bytes at the same places.
+"""Fingerprints of tensors, which prove that both ends of a transfer hold the same bytes at the same positions.
 
 A tensor is read as little-endian 64-bit words. Word w at position i becomes mix(w xor i * c), a bijective mixer
 (splitmix64's finalizer: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014); the fingerprint
 is the sum of the mixed words mod 2^64, with dtype and shape before it. One flipped bit always changes it, and moved
 words change it up to a chance of about 2^-64. A plain weighted sum would not do: words that differ in their top bit
-alone (the sign of a bfloat16) could swap places unseen. Integer arithmetic only, so CPU and GPU agree exactly.
+alone (the sign of a bfloat16) could swap positions unseen. Integer arithmetic only, so CPU and GPU agree exactly.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64, Shaped
     from torch import Tensor
 
-# Words a pass: on a CPU the temporaries stay in the cache, on a GPU a pass should fill the card.
+# Words per pass: on a CPU the temporaries stay in the cache, on a GPU a pass should fill the card.
 _CPU_WORDS = 1 << 15
 _GPU_WORDS = 1 << 24
 
@@ -30,18 +31,21 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
 
 
-def fingerprint(tensor: Tensor) -> str:
-    """Of the tensor's bytes, dtype and shape, e.g. `bfloat16[2,3]:01f3…`; the same on every device."""
-    return render(dtype_name(tensor), tensor.shape, int(word_sum(tensor).item()))
+def fingerprint(tensor: Shaped[Tensor, "*shape"]) -> str:
+    """Fingerprint of a tensor's bytes, dtype and shape, e.g. `bfloat16[2,3]:01f3…`; the same on every device."""
+    return format_fingerprint(dtype_name(tensor), tensor.shape, int(word_sum(tensor).item()))
 
 
-def fingerprints(tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> dict[str, str]:
-    """By name. The sums of one device come to the host in one copy; a tensor is read before the next is asked for."""
+def fingerprints(
+    tensors: Iterable[tuple[str, Shaped[Tensor, "*shape"]]] | Mapping[str, Shaped[Tensor, "*shape"]],
+) -> dict[str, str]:
+    """Fingerprints by name. Each tensor is read before the next is asked for; sums are copied to the host once per
+    device."""
     import torch
 
     named = cast("Iterable[tuple[str, Tensor]]", tensors.items() if isinstance(tensors, Mapping) else tensors)
     heads: list[tuple[str, str, str, torch.Size]] = []
-    sums: list[Tensor] = []
+    sums: list[Int64[Tensor, ""]] = []
     for name, tensor in named:
         heads.append((name, str(tensor.device), dtype_name(tensor), tensor.shape))
         sums.append(word_sum(tensor))
@@ -49,11 +53,14 @@ def fingerprints(tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -
     for device in {head[1] for head in heads}:
         rows = [row for row, head in enumerate(heads) if head[1] == device]
         values.update(zip(rows, torch.stack([sums[row] for row in rows]).tolist(), strict=True))
-    return {name: render(dtype, shape, int(values[row])) for row, (name, _device, dtype, shape) in enumerate(heads)}
+    return {
+        name: format_fingerprint(dtype, shape, int(values[row]))
+        for row, (name, _device, dtype, shape) in enumerate(heads)
+    }
 
 
 def combined(parts: Mapping[str, str]) -> str:
-    """One short fingerprint (16 hex digits) of named ones, whatever their order."""
+    """Short fingerprint (16 hex digits) of named fingerprints, independent of their order."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(parts):
         digest.update(f"{len(name)}:{name}={parts[name]};".encode())
@@ -61,10 +68,10 @@ def combined(parts: Mapping[str, str]) -> str:
 
 
 def difference(sent: Mapping[str, str], held: Mapping[str, str], *, limit: int = 5) -> str:
-    """What differs between the sender's fingerprints and an engine's: the first `limit` tensors by name; '' if nothing.
+    """Difference between the sender's fingerprints and an engine's, naming the first `limit` tensors; "" if none.
 
-    Every sent tensor must be held with the same fingerprint. A tensor held but not sent must equal some sent one: it is
-    a tied copy, and a stale one computes with old weights.
+    Every sent tensor must be held with the same fingerprint. A tensor that is held but was not sent must equal some sent
+    one, because it is a tied copy, and a stale copy computes with old weights.
     """
     problems: list[str] = []
     known = set(sent.values())
@@ -86,14 +93,17 @@ def difference(sent: Mapping[str, str], held: Mapping[str, str], *, limit: int =
     return head + "; ".join(problems[:limit]) + more
 
 
-def word_sum(tensor: Tensor) -> Tensor:
-    """Sum of the mixed words as a 0-dimensional int64 tensor on the tensor's device."""
+def word_sum(tensor: Shaped[Tensor, "*shape"]) -> Int64[Tensor, ""]:
+    """Sum of the mixed words, on the tensor's device."""
     return strided_sum(tensor, 1, 0, 0)
 
 
-def strided_sum(tensor: Tensor, rows: int, row_words: int, first: int) -> Tensor:
-    """As `word_sum`, of `rows` equal runs of words: the first run begins at word `first` of the whole, each other one
-    `row_words` after the one before. Runs end at whole words, but for a single one."""
+def strided_sum(tensor: Shaped[Tensor, "*shape"], rows: int, row_words: int, first: int) -> Int64[Tensor, ""]:
+    """Sum of the mixed words of a part of a tensor, at their positions in the whole.
+
+    The part consists of `rows` equal runs of words. The first run begins at word `first` of the whole, each further one
+    `row_words` after the one before. Runs must end at whole words, unless there is only one.
+    """
     import torch
 
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -108,29 +118,33 @@ def strided_sum(tensor: Tensor, rows: int, row_words: int, first: int) -> Tensor
     most = _CPU_WORDS if data.device.type == "cpu" else _GPU_WORDS
     width = min(most, words.shape[1])
     height = max(1, most // width)
-    places = torch.arange(min(height, rows), dtype=torch.int64, device=data.device).mul_(row_words)[:, None]
-    places = (places + torch.arange(width, dtype=torch.int64, device=data.device)).mul_(_POSITION)
+    positions = torch.arange(min(height, rows), dtype=torch.int64, device=data.device).mul_(row_words)[:, None]
+    positions = (positions + torch.arange(width, dtype=torch.int64, device=data.device)).mul_(_POSITION)
     for top in range(0, rows, height):
         for left in range(0, words.shape[1], width):
             block = words[top : top + height, left : left + width]
-            total += _mixed_sum(block, places[: block.shape[0], : block.shape[1]], first + top * row_words + left)
+            total += _mixed_sum(block, positions[: block.shape[0], : block.shape[1]], first + top * row_words + left)
     return total
 
 
-def _mixed_sum(words: Tensor, places: Tensor, start: int) -> Tensor:
-    """`places` holds i * c for the words' i, counted from `start`; int64 arithmetic wraps, and >> is arithmetic, hence
-    the masks."""
+def _mixed_sum(
+    words: Int64[Tensor, "rows width"], positions: Int64[Tensor, "rows width"], start: int
+) -> Int64[Tensor, ""]:
+    """Sum of the mixed words; `positions` holds i * c of each word's position i, counted from `start`."""
+    # int64 arithmetic wraps, and >> keeps the sign, hence the masks.
     offset = _signed(start * _POSITION % (1 << 64))
-    mixed = (places + offset).bitwise_xor_(words)
+    mixed = (positions + offset).bitwise_xor_(words)
     mixed.bitwise_xor_((mixed >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
     mixed.bitwise_xor_((mixed >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
     mixed.bitwise_xor_((mixed >> 31).bitwise_and_((1 << 33) - 1))
     return mixed.sum()
 
 
-def render(dtype: str, shape: Iterable[int], value: int) -> str:
+def format_fingerprint(dtype: str, shape: Iterable[int], value: int) -> str:
+    """Text of a fingerprint whose mixed words sum to `value`."""
     return f"{dtype}[{','.join(map(str, shape))}]:{value % (1 << 64):016x}"
 
 
-def dtype_name(tensor: Tensor) -> str:
+def dtype_name(tensor: Shaped[Tensor, "*shape"]) -> str:
+    """Name of a tensor's dtype without the module, as in `bfloat16`."""
     return str(tensor.dtype).removeprefix("torch.")

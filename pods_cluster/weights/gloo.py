@@ -1,8 +1,8 @@
-"""Broadcast groups on a CPU network: a TCPStore of rank 0 and a gloo process group apart from torch's default one.
+"""Broadcast groups on a CPU network: rank 0's TCPStore, and a gloo process group beside torch's default one.
 
-gloo cannot be interrupted: its `abort` leaves a blocked receive alone. So nothing here ever blocks in gloo itself:
-waits go in slices that look at the deadline and at `close`, and a group that is left is dropped in a thread of its own
-(its destructor joins gloo's threads, which end at their operation's deadline at the latest).
+gloo cannot be interrupted: its `abort` does not end a blocked receive. So no call here blocks in gloo itself. Waits
+are cut into slices, between which the deadline and `close` are checked, and a closed group is dropped in a thread of
+its own (its destructor joins gloo's threads, which end at their operation's deadline at the latest).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
@@ -24,6 +26,8 @@ _POLL_SECONDS = 0.01
 
 
 class GlooPending:
+    """A gloo broadcast in progress. Satisfies `Pending`."""
+
     def __init__(self, group: GlooGroup, work: Any) -> None:
         self._group = group
         self._work = work
@@ -32,7 +36,7 @@ class GlooPending:
         group = self._group
         while True:
             if group.closed:
-                raise WeightTransferError(f"{group.label}: closed while a bucket was on its way")
+                raise WeightTransferError(f"{group.label}: closed while a bucket was in transit")
             try:
                 self._work.wait(_SLICE)
                 return
@@ -47,7 +51,7 @@ class GlooPending:
                     ) from None
 
     def _finish(self) -> None:
-        """Of a broadcast that is complete, so that `wait` returns at once: well after all, or with its own error."""
+        """Raise the error of a complete broadcast, if it has one; its `wait` returns at once."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -55,7 +59,7 @@ class GlooPending:
 
 
 class GlooGroup:
-    """A connected group. Satisfies `TransferGroup`."""
+    """Connected gloo group. Satisfies `TransferGroup`."""
 
     device = torch.device("cpu")
     checks_updates = True
@@ -68,7 +72,7 @@ class GlooGroup:
         self.label = f"weights group {name}, rank {rank} of {world_size}"
         self.world_size = world_size
 
-    def start(self, buffer: torch.Tensor, deadline: Deadline) -> GlooPending:
+    def start(self, buffer: UInt8[Tensor, " bytes"], deadline: Deadline) -> GlooPending:
         with self._lock:
             if self._process_group is None:
                 raise WeightTransferError(f"{self.label}: closed")
@@ -109,23 +113,24 @@ class GlooListener:
 
 
 def join_gloo(invitation: Invitation, closed: Closed) -> GlooGroup:
+    """Join the group. Raises WeightTransferError, at the invitation's deadline at the latest."""
     deadline = Deadline(invitation.timeout)
     where = f"{invitation.host}:{invitation.port}"
 
-    def reach() -> Any:
+    def reach() -> tuple[Any, str]:
         wait = timedelta(seconds=deadline.left())
-        return TCPStore(invitation.host, invitation.port, None, False, wait, False)
+        store = TCPStore(invitation.host, invitation.port, None, False, wait, False)
+        return store, local_address(invitation.host, invitation.port)  # may wait for a name server
 
     what = f"weights group {invitation.name}: rank {invitation.rank} to reach the learner at {where}"
-    store = call_within(reach, deadline, closed, what)
-    address = local_address(invitation.host, invitation.port)
+    store, address = call_within(reach, deadline, closed, what)
     return _connect(store, address, invitation.name, invitation.rank, invitation.world_size, deadline, closed)
 
 
 def _connect(
     store: Any, address: str, name: str, rank: int, world_size: int, deadline: Deadline, closed: Closed
 ) -> GlooGroup:
-    """Meet at the store, then connect all to all, before the deadline."""
+    """Meet at the store, then connect all members to each other, before the deadline."""
     if not 0 <= rank < world_size or world_size < 2:
         raise WeightTransferError(f"weights group {name}: rank {rank} of {world_size} cannot be")
     what = f"weights group {name}: rendezvous of rank {rank} of {world_size}"

@@ -1,9 +1,9 @@
 """Broadcast groups between GPUs, over vLLM's PyNccl (`StatelessProcessGroup` + `PyNcclCommunicator`).
 
 Wire-compatible with vLLM's native "nccl" weight-transfer engine in packed mode (0.25 to 0.33): the same rendezvous,
-then one broadcast of uint8 a chunk. The buckets must be cut by vLLM's rule (`plan_buckets(..., overfill=True)`, with
-the `bucket_bytes` that the engine was told), as the receiver works out the chunks from shapes alone. vLLM's own
-producer is not used: it pulls tensors inside side streams, where a ZeRO-3 gather deadlocks; here a bucket is gathered
+then one uint8 broadcast per chunk. The buckets must be cut by vLLM's rule (`plan_buckets(..., overfill=True)`, with
+the `bucket_bytes` that the engine was told), because the receiver works out the chunks from shapes alone. vLLM's own
+producer is not used: it pulls tensors inside side streams, where a ZeRO-3 gather deadlocks. Here a bucket is gathered
 and packed before it is sent.
 
 NCCL calls may block for ever and cannot be interrupted from Python, so they run in a daemon thread; waits poll a CUDA
@@ -19,6 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.transport import Closed, Deadline, bind, call_within, first_line
@@ -29,9 +31,9 @@ _ABORT_SECONDS = 6.0
 
 
 class NcclPending:
-    """A broadcast handed to the group's thread; `issued` is set once NCCL has queued it on the stream."""
+    """A broadcast handed to the group's thread; `issued` is set once NCCL has queued it on the stream. A `Pending`."""
 
-    def __init__(self, group: NcclGroup, buffer: torch.Tensor) -> None:
+    def __init__(self, group: NcclGroup, buffer: UInt8[Tensor, " bytes"]) -> None:
         self._group = group
         self.buffer = buffer
         self.issued = threading.Event()
@@ -44,7 +46,7 @@ class NcclPending:
         group = self._group
         while not (self.issued.is_set() and (self.error is not None or self.done.query())):
             if group.closed:
-                raise WeightTransferError(f"{group.label}: closed while a bucket was on its way")
+                raise WeightTransferError(f"{group.label}: closed while a bucket was in transit")
             if deadline.over:
                 group.close()
                 raise WeightTransferError(f"{group.label}: the transfer was not done within {deadline.seconds:g} s")
@@ -53,12 +55,12 @@ class NcclPending:
             raise WeightTransferError(f"{group.label}: {first_line(self.error)}") from self.error
         if group.closed:
             # An abort completes the kernel as well, with whatever had arrived.
-            raise WeightTransferError(f"{group.label}: closed while a bucket was on its way")
+            raise WeightTransferError(f"{group.label}: closed while a bucket was in transit")
         torch.cuda.current_stream(group.device).wait_event(self.done)
 
 
 class NcclGroup:
-    """A communicator over all members. Satisfies `TransferGroup`."""
+    """NCCL communicator over all members. Satisfies `TransferGroup`."""
 
     checks_updates = False
 
@@ -73,8 +75,8 @@ class NcclGroup:
         self.world_size = world_size
         threading.Thread(target=self._issue, name=f"{self.label}: NCCL", daemon=True).start()
 
-    def start(self, buffer: torch.Tensor, deadline: Deadline) -> NcclPending:
-        del deadline  # NCCL knows none; `wait` keeps it
+    def start(self, buffer: UInt8[Tensor, " bytes"], deadline: Deadline) -> NcclPending:
+        del deadline  # NCCL has none; `wait` keeps it
         if self.closed:
             raise WeightTransferError(f"{self.label}: closed")
         pending = NcclPending(self, buffer)
@@ -151,7 +153,7 @@ class NcclListener:
 
 
 def join_nccl(invitation: Invitation, closed: Closed, device: torch.device | None = None) -> NcclGroup:
-    """For receivers that are our own processes; vLLM's come through its own engine."""
+    """Join the group from a process of our own; vLLM's workers join through vLLM's weight-transfer engine."""
     deadline = Deadline(invitation.timeout)
 
     def create() -> Any:
@@ -178,14 +180,14 @@ def _connect(
     what = f"weights group {name}: rendezvous of rank {rank} of {world_size} (NCCL)"
     if not torch.cuda.is_available():
         raise WeightTransferError(f"{what}: this process sees no GPU; use weights.transport: gloo")
-    place = torch.device("cuda", torch.cuda.current_device()) if device is None else device
+    target = torch.device("cuda", torch.cuda.current_device()) if device is None else device
 
     def connect() -> tuple[Any, Any]:
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(target)
         store_group = create()
-        communicator = _vllm("PyNcclCommunicator")(store_group, place)
+        communicator = _vllm("PyNcclCommunicator")(store_group, target)
         if communicator.disabled:
-            # PyNccl turns itself off without a word, and every broadcast is then a no-op.
+            # PyNccl turns itself off silently, and every broadcast is then a no-op.
             raise WeightTransferError(f"{what}: PyNccl is off (VLLM_DISABLE_PYNCCL, or libnccl cannot be loaded)")
         if closed or deadline.over:
             communicator.destroy()

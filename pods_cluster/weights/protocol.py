@@ -1,4 +1,4 @@
-"""What learner and generators must agree on to move weights: who meets where, and what is sent."""
+"""Protocol between learner and generators for moving weights: invitations, tensor specs, updates, errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from jaxtyping import Shaped
     from torch import Tensor
 
 
 class WeightTransferError(Exception):
-    """A rendezvous or transfer failed or outlived its deadline.
+    """A rendezvous or transfer that failed or exceeded its deadline.
 
     After a failed transfer the engine holds no usable weights until a full update. `missing` are the ranks that did not
     come to a rendezvous, as far as they are known.
@@ -27,22 +28,24 @@ class WeightTransferError(Exception):
 
 
 class WeightSourceError(WeightTransferError):
-    """The learner gathered something else than it announced: no receiver is to blame, a second attempt is in vain."""
+    """The learner gathered other tensors than it announced: no receiver is at fault, and a second attempt would fail too."""
 
 
 class WeightLoadError(WeightTransferError):
-    """The bytes arrived, but the engine could not take them: the fault is this receiver's own, not the group's."""
+    """The engine could not load the bytes that arrived: the fault is this receiver's own, not the group's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """To a broadcast group of one membership: learner rank 0 (the sender) is rank 0 of it, receivers follow.
+    """Invitation of a receiver to a broadcast group, in which learner rank 0, the sender, has rank 0.
 
     `rank` is the receiver's first rank (an engine with tensor parallelism takes that and the next ones). `name` is
-    unique a membership. `timeout` (seconds) bounds the rendezvous. `bucket_bytes` is what buckets are cut by (vLLM's
-    packed transfer wants it at the start). `hub`: the receiver passes the weights on to its neighbours, the `followers`
-    by their ranks; or, where there are none, it is such a follower itself (its rank is `world_size` or more, as it is
-    no member of the group).
+    unique per membership. `timeout` (seconds) bounds the rendezvous. `bucket_bytes` is the size that buckets are cut to
+    (vLLM's packed transfer needs it at the start).
+
+    A receiver with a `hub` takes part in a relay (see `relay`). With `followers` (their ranks) it opens the hub and
+    passes the weights on to them. Without, it is a follower itself: no member of the group, with a rank of `world_size`
+    or more.
     """
 
     transport: str
@@ -57,7 +60,8 @@ class Invitation:
     followers: tuple[int, ...] = ()
 
     @property
-    def follows(self) -> bool:
+    def is_follower(self) -> bool:
+        """Whether the receiver gets the weights from a relay hub."""
         return bool(self.hub) and not self.followers
 
 
@@ -69,9 +73,10 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterFactor:
-    """Of a low-rank adapter: the parameter `weight` computes as base + scale x B A (its transpose if `transposed`).
+    """Factor of a low-rank adapter on the parameter `weight`, which becomes base + scale x B A.
 
-    `side` says whether the tensor is A [rank, in] or B [out, rank]; both sides of a weight travel in one update.
+    `side` says whether the tensor is A [rank, in] or B [out, rank]; both are sent in one update. If `transposed`, the
+    parameter is [in, out], and the transpose of the product is added.
     """
 
     weight: str
@@ -82,9 +87,9 @@ class AdapterFactor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A parameter as it travels: Hugging Face name, full shape, torch dtype name (`bfloat16`).
+    """Spec of a tensor in an update: Hugging Face name, full shape, torch dtype name (`bfloat16`).
 
-    `factor`: the tensor is no parameter of the model itself but a factor of an adapter on one.
+    With a `factor`, the tensor is not a parameter of the model but a factor of an adapter on one.
     """
 
     name: str
@@ -94,10 +99,12 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes. Raises ValueError for a dtype that cannot be sent."""
         try:
             return self.numel * DTYPE_BYTES[self.dtype]
         except KeyError:
@@ -108,9 +115,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """One version on its way: tensors in the order they are sent, cut into buckets of consecutive tensors.
+    """Description of one version's transfer: tensors in the order they are sent, cut into buckets of consecutive ones.
 
-    `buckets` are [start, stop) index pairs into `tensors`; a bucket travels as one contiguous buffer of bytes.
+    `buckets` are [start, stop) index pairs into `tensors`; each bucket is sent as one contiguous buffer of bytes.
     `timeout` (seconds) bounds the whole transfer.
     """
 
@@ -121,13 +128,14 @@ class WeightUpdate:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def adapter(self) -> bool:
-        """Whether this is an adapter on the weights of `model.path`, which the receivers hold, and nothing else.
+        """Whether the update is only an adapter on the weights of `model.path`, which the receivers hold.
 
-        Raises ValueError for a mixture, which nobody sends.
+        Raises ValueError for a mixture of parameters and factors.
         """
         factors = sum(tensor.factor is not None for tensor in self.tensors)
         if factors not in (0, len(self.tensors)):
@@ -143,8 +151,8 @@ def plan_buckets(
 ) -> tuple[tuple[int, int], ...]:
     """Cut consecutive tensors into buckets of at most `bucket_bytes` (a larger tensor is a bucket of its own).
 
-    With `overfill` a bucket closes with the tensor that takes it past `bucket_bytes`: the cut of vLLM's packed
-    transfer, so that its receivers agree with the sender on where a buffer ends.
+    With `overfill` a bucket ends with the tensor that takes it past `bucket_bytes`. This is the rule of vLLM's packed
+    transfer, whose receivers work out the buckets from it.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is below 1")
@@ -164,16 +172,16 @@ def plan_buckets(
 
 
 class WeightSource(Protocol):
-    """The learner's parameters, as the sender reads them. Every learner rank holds one and calls it in step."""
+    """Source of the learner's weights for the sender. Every learner rank holds one, and all call it in step."""
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """What a full version consists of, in a fixed order: no tied parameter twice, adapters merged or alone."""
+        """Specs of the tensors of a full version, in a fixed order, without tied parameters a second time."""
         ...
 
-    def gather(self, start: int, stop: int) -> list[Tensor]:
+    def gather(self, start: int, stop: int) -> list[Shaped[Tensor, "*shape"]]:
         """Full tensors `start` to `stop` of `specs()`, on the sender's device, in the dtype of their spec.
 
-        A collective under ZeRO-3: every rank calls it with the same range. The tensors are only sure on rank 0 (other
-        ranks may return []), and only until the next call.
+        A collective under ZeRO-3: every rank calls it with the same range. Only rank 0 is certain to get the tensors
+        (others may return []), and they are valid only until the next call.
         """
         ...

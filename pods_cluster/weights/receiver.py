@@ -1,4 +1,4 @@
-"""The generator's end: join a broadcast group, take one full version bucket by bucket."""
+"""Receiving end of a weight update: joins a broadcast group and takes a full version bucket by bucket."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from pods_cluster.weights.protocol import (
     WeightTransferError,
     WeightUpdate,
 )
-from pods_cluster.weights.transport import Closed, Deadline, Pending, TransferGroup, first_line, join
+from pods_cluster.weights.transport import Closed, Deadline, Pending, TransferGroup, first_line
+from pods_cluster.weights.transport_factory import join
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Shaped
     from torch import Tensor
 
-Sink = Callable[[list[tuple[TensorSpec, "Tensor"]]], None]
-"""Takes one bucket: tensors in the update's order, views that are valid during the call only (on the CPU with gloo)."""
+Sink = Callable[[list[tuple[TensorSpec, "Shaped[Tensor, '*shape']"]]], None]
+"""Consumer of one bucket: its tensors in the update's order, as views that are valid only during the call (on the CPU
+with gloo)."""
 
 
 def make_receiver(invitation: Invitation, device: torch.device | None = None) -> Receiver:
-    """Join the group; blocks until all met. Raises WeightTransferError, at the invitation's deadline at the latest."""
+    """Receiver that has joined its group. Raises WeightTransferError, at the invitation's deadline at the latest."""
     receiver = Receiver(invitation, device)
     receiver.connect()
     return receiver
 
 
 class Receiver:
-    """A member of one broadcast group. `close` may come from any thread, at any time.
+    """Receiver in one broadcast group. `close` may be called from any thread, at any time.
 
-    A failed group is of no use any more: after any WeightTransferError the receiver is closed.
+    After any WeightTransferError the receiver is closed, because a group that failed cannot be used any more.
     """
 
     def __init__(self, invitation: Invitation, device: torch.device | None = None) -> None:
@@ -44,7 +47,7 @@ class Receiver:
         self._group: TransferGroup | None = None
 
     def connect(self) -> None:
-        """Blocks until all met, at most `invitation.timeout` seconds. Raises WeightTransferError."""
+        """Meet all members, within `invitation.timeout` seconds. Raises WeightTransferError."""
         group = join(self.invitation, self._closed, self._device)
         self._group = group
         if self._closed:
@@ -52,9 +55,9 @@ class Receiver:
             raise WeightTransferError(f"weights group {self.invitation.name}: closed during its rendezvous")
 
     def receive(self, update: WeightUpdate, sink: Sink) -> None:
-        """Take all buckets of `update`, handing each to `sink` in this thread while the next one travels.
+        """Receive all buckets of `update`, passing each to `sink` in this thread while the next one is in transit.
 
-        Raises WeightLoadError when `sink` raises, else WeightTransferError (a peer gone, `close`, the deadline). A
+        Raises WeightLoadError if `sink` raises, else WeightTransferError (a peer gone, `close`, the deadline). A
         watchdog closes the group soon after the deadline, whatever this thread is stuck in.
         """
         group = self._group
@@ -81,12 +84,12 @@ class Receiver:
         views = [
             buffers[turn % 2][: buckets.bucket_bytes(update, bucket)] for turn, bucket in enumerate(update.buckets)
         ]
-        coming: Pending | None = group.start(views[0], deadline) if views else None
+        pending: Pending | None = group.start(views[0], deadline) if views else None
         for turn, (start, stop) in enumerate(update.buckets):
-            assert coming is not None
-            coming.wait(deadline)
+            assert pending is not None
+            pending.wait(deadline)
             # The other buffer is free: its bucket was loaded in the last round.
-            coming = group.start(views[turn + 1], deadline) if turn + 1 < len(views) else None
+            pending = group.start(views[turn + 1], deadline) if turn + 1 < len(views) else None
             if self._closed:
                 raise WeightTransferError(f"weights group {self.invitation.name}: closed")
             try:
@@ -108,12 +111,12 @@ class Receiver:
         group.start(sent, deadline).wait(deadline)
         if bytes(sent.tolist()) != buckets.digest(update):
             raise WeightTransferError(
-                f"weights group {self.invitation.name}: the learner sends another update than version {update.version} "
-                "as it was announced here"
+                f"weights group {self.invitation.name}: the learner sends another update than the version {update.version} "
+                "that was announced here"
             )
 
     def close(self) -> None:
-        """Leave; a `connect` or `receive` in another thread raises soon. Safe to call twice."""
+        """Leave the group; a `connect` or `receive` in another thread then raises. Safe to call twice."""
         self._closed.set()
         group = self._group
         if group is not None:

@@ -1,4 +1,4 @@
-"""Remote calls as futures: their reply, their original error, or that they were given up on."""
+"""Remote calls as futures: their result, their original error, or that they were abandoned."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any
 from pods_cluster.weights.transport import first_line
 
 
-def reply_to(ref: Awaitable[Any]) -> asyncio.Future[Any]:
+def start_call(ref: Awaitable[Any]) -> asyncio.Future[Any]:
+    """Future of a remote call's reply."""
+
     async def reply() -> Any:
         return await ref
 
     return asyncio.ensure_future(reply())
 
 
-def error_of(call: asyncio.Future[Any]) -> BaseException | None:
-    """The original error of a finished call: Ray wraps what a method raised."""
+def original_error(call: asyncio.Future[Any]) -> BaseException | None:
+    """Error that the method of a finished call raised (Ray wraps it); None if there is none."""
     error = call.exception() if call.done() and not call.cancelled() else None
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
 
 
-def reason_of(call: asyncio.Future[Any], seconds: float) -> str:
-    """Why a call failed, '' if it did not. A call that is not done is given up on."""
+def failure_reason(call: asyncio.Future[Any], seconds: float) -> str:
+    """Why a call failed, "" if it did not. A call that is not done after `seconds` is abandoned."""
     if not call.done():
         call.cancel()
         return f"did not answer within {seconds:g} s"
-    error = error_of(call)
+    error = original_error(call)
     return first_line(error) if error is not None else ""
 
 
-def identity(handle: Any) -> Any:
-    """Of the actor behind a handle: a replaced one keeps its name, not this."""
+def actor_identity(handle: Any) -> Any:
+    """Identity of the actor behind a handle, which tells a worker from its replacement of the same name."""
     return getattr(handle, "_actor_id", None) or id(handle)

@@ -1,4 +1,4 @@
-"""The learner's end: every rank gathers the parameters in step, rank 0 sends them."""
+"""Sending end of a weight update: every learner rank gathers the parameters in step, rank 0 sends them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from pods_cluster.weights.transport import (
     Pending,
     TransferGroup,
     call_within,
-    listen,
     local_address,
 )
+from pods_cluster.weights.transport_factory import listen
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Shaped, UInt8
     from torch import Tensor
 
 _FINGERPRINT_BUCKET = 256 * 2**20
 
 
 class WeightSender:
-    """Lives in each learner rank; holds at most one broadcast group (rank 0).
+    """Sender in each learner rank; that of rank 0 holds at most one broadcast group.
 
-    `host` is the address that receivers reach this rank by (the node's routable one); left out, that of the default
-    route. `device` is the GPU that NCCL sends from. `computed` are the parameters that an engine computes with once it
-    took what `source` sends, and that fingerprints are taken of: the same, or base and adapter merged. `open`,
-    `connect`, `send` and `fingerprints` belong to the rank's own thread; `close` may come from another one while
+    `host` is the address at which receivers reach this rank (the node's routable one); by default that of the default
+    route. `device` is the GPU that NCCL sends from. `computed` are the parameters that an engine computes with after it
+    has received those of `source`, and of which fingerprints are taken: the same, or base and adapter merged. `open`,
+    `connect`, `send` and `fingerprints` belong to the rank's own thread; `close` may be called from another one while
     `connect` or `send` waits, and ends that wait.
     """
 
@@ -59,9 +60,10 @@ class WeightSender:
         self._name = ""
         self._receivers = 0
         self._group: TransferGroup | None = None
-        self._buffers: list[Tensor] = []
+        self._buffers: list[UInt8[Tensor, " bytes"]] = []
 
     def specs(self) -> tuple[TensorSpec, ...]:
+        """Specs of the tensors that are sent."""
         return self._source.specs()
 
     def open(
@@ -73,9 +75,9 @@ class WeightSender:
         hub: str = "",
         followers: tuple[int, ...] = (),
     ) -> tuple[str, int]:
-        """Rank 0: leave the old group and listen for `receivers` ranks of a new one; returns where (host, port).
+        """Leave the old group and listen for `receivers` ranks of a new one (rank 0). Returns host and port.
 
-        `followers` (their ranks) on this process's card or host come to `hub` (`relay`).
+        `followers` (their ranks), on this process's card or host, connect to `hub` instead (see `relay`).
         """
         self._require_rank_0("open")
         if receivers < (0 if followers else 1):
@@ -84,15 +86,15 @@ class WeightSender:
         host = self._host or local_address()
         what = f"weights group {name}: to listen on {host}"
 
-        def opened() -> Listener:
+        def open_listener() -> Listener:
             return listen(transport, host, self._device, members=receivers > 0, hub=hub, followers=followers)
 
-        listener = call_within(opened, Deadline(timeout), Closed(), what)
+        listener = call_within(open_listener, Deadline(timeout), Closed(), what)
         self._listener, self._name, self._receivers = listener, name, receivers
         return listener.host, listener.port
 
     def connect(self, timeout: float) -> None:
-        """Rank 0: meet the receivers. Raises WeightTransferError, at the deadline at the latest, listening no more."""
+        """Meet the receivers (rank 0). Raises WeightTransferError, at the deadline at the latest, and stops listening."""
         self._require_rank_0("connect")
         listener = self._listener
         if listener is None:
@@ -108,16 +110,16 @@ class WeightSender:
             raise WeightTransferError(f"weights group {self._name}: closed during its rendezvous")
 
     def send(self, update: WeightUpdate) -> None:
-        """All ranks: gather every bucket of `update`; rank 0 sends each while the next is gathered.
+        """Gather every bucket of `update` (all ranks); rank 0 sends each while the next is gathered.
 
-        Whatever becomes of the sending, every rank takes part in every gather: a failure (WeightTransferError, on rank
-        0 only) is raised after the last one, and the group is closed then.
+        Every rank takes part in every gather even if sending fails. The failure (WeightTransferError, on rank 0 only)
+        is raised after the last gather, and closes the group.
         """
         if self._rank != 0:
             for start, stop in update.buckets:
                 self._source.gather(start, stop)
             return
-        transfer = _Transfer(self._group, update, self._buffers)
+        transfer = _OutgoingUpdate(self._group, update, self._buffers)
         failure: WeightTransferError | None = None
         try:
             transfer.begin()
@@ -142,7 +144,8 @@ class WeightSender:
         self._buffers = transfer.buffers if transfer.on_cpu else []
 
     def fingerprints(self) -> dict[str, str]:
-        """All ranks: gather what an engine computes with; fingerprints by name on rank 0, {} on the others."""
+        """Gather the parameters that an engine computes with (all ranks). Returns their fingerprints by name on rank 0,
+        {} on the others."""
         specs = self._computed.specs()
         found: dict[str, str] = {}
         for start, stop in plan_buckets(specs, _FINGERPRINT_BUCKET):
@@ -153,7 +156,7 @@ class WeightSender:
         return found
 
     def close(self) -> None:
-        """Leave the group or stop listening; frees the buffers. Safe to call twice and from another thread."""
+        """Leave the group or stop listening, and free the buffers. Safe to call twice and from another thread."""
         listener, group = self._listener, self._group
         self._listener = self._group = None
         self._buffers = []
@@ -167,10 +170,12 @@ class WeightSender:
             raise ValueError(f"{call}: rank {self._rank} sends nothing; only rank 0 opens and meets a broadcast group")
 
 
-class _Transfer:
-    """One update on its way from rank 0, through two buffers in turn."""
+class _OutgoingUpdate:
+    """Transfer of one update from rank 0, through two buffers in turn."""
 
-    def __init__(self, group: TransferGroup | None, update: WeightUpdate, buffers: list[Tensor]) -> None:
+    def __init__(
+        self, group: TransferGroup | None, update: WeightUpdate, buffers: list[UInt8[Tensor, " bytes"]]
+    ) -> None:
         self._group = group
         self._update = update
         self._deadline = Deadline(update.timeout)
@@ -179,9 +184,11 @@ class _Transfer:
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the buffers lie in host memory."""
         return self._group is not None and self._group.device.type == "cpu"
 
     def begin(self) -> None:
+        """Allocate the buffers, and send the digest if the group checks it."""
         import torch
 
         if self._group is None:
@@ -195,7 +202,8 @@ class _Transfer:
             header = torch.tensor(list(buckets.digest(self._update)), dtype=torch.uint8, device=self._group.device)
             self._group.start(header, self._deadline).wait(self._deadline)
 
-    def send(self, turn: int, tensors: list[Tensor]) -> None:
+    def send(self, turn: int, tensors: list[Shaped[Tensor, "*shape"]]) -> None:
+        """Start to send bucket `turn`, once its buffer is free."""
         assert self._group is not None
         if turn >= 2:
             self._pending[turn - 2].wait(self._deadline)
@@ -205,5 +213,6 @@ class _Transfer:
         self._pending.append(self._group.start(buffer, self._deadline))
 
     def finish(self) -> None:
+        """Wait for the last buckets."""
         for pending in self._pending[-2:]:
             pending.wait(self._deadline)

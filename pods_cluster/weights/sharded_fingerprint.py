@@ -1,7 +1,7 @@
 """Fingerprints of tensors that lie in shards on several workers, without bringing them together.
 
-A fingerprint is a sum over a tensor's words, each mixed with its place (`fingerprint`): the sums of disjoint shards add
-up to the whole's. So each tensor-parallel worker sums its own words at the places that they have in the whole.
+A fingerprint is a sum over a tensor's words, each mixed with its position (`fingerprint`), so the sums of disjoint
+shards add up to that of the whole. Each tensor-parallel worker sums its own words at their positions in the whole.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pods_cluster.weights.fingerprint import dtype_name, render, strided_sum, word_sum
+from pods_cluster.weights.fingerprint import dtype_name, format_fingerprint, strided_sum, word_sum
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64, Shaped
     from torch import Tensor
 
 _WORD = 8
@@ -21,7 +22,7 @@ _WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of a tensor of `shape` this is: `start` and on along `dim`, all of the other dimensions."""
+    """Part of a tensor of `shape`: from `start` on along `dim`, and all of the other dimensions."""
 
     shape: tuple[int, ...]
     dim: int = 0
@@ -29,14 +30,14 @@ class Shard:
 
 
 ShardSum = tuple[str, list[int], int, int, int, int]
-"""Of one shard: dtype, shape of the whole, dim, start, length along dim, sum of its words mod 2^64. Plain, as it crosses
-process borders."""
+"""Sum of one shard: dtype, shape of the whole, dim, start, length along dim, sum of its words mod 2^64. A plain tuple,
+because vLLM serialises it between processes."""
 
 
-def shard_sum(tensor: Tensor, shard: Shard) -> Tensor:
-    """The sum of the shard's words as a 0-dimensional int64 tensor on its device.
+def shard_sum(tensor: Shaped[Tensor, "*shape"], shard: Shard) -> Int64[Tensor, ""]:
+    """Sum of a shard's mixed words, on its device.
 
-    Raises ValueError where it does not fit its whole, or begins or ends within a word of it.
+    Raises ValueError if the shard does not fit the whole, or begins or ends within a word of it.
     """
     shape, dim = shard.shape, shard.dim
     expected = (*shape[:dim], _length(tensor, dim), *shape[dim + 1 :]) if shape else ()
@@ -56,12 +57,13 @@ def shard_sum(tensor: Tensor, shard: Shard) -> Tensor:
     return strided_sum(tensor, rows, row // _WORD if rows > 1 else 0, first // _WORD)
 
 
-def shard_sums(shards: Iterable[tuple[str, Tensor, Shard]]) -> dict[str, ShardSum]:
-    """By name, of one worker. A tensor is read before the next is asked for; the sums come to the host in one copy."""
+def shard_sums(shards: Iterable[tuple[str, Shaped[Tensor, "*shape"], Shard]]) -> dict[str, ShardSum]:
+    """Sums of one worker's shards, by name. Each tensor is read before the next is asked for; the sums are copied to the
+    host once."""
     import torch
 
     heads: list[tuple[str, str, Shard, int]] = []
-    sums: list[Tensor] = []
+    sums: list[Int64[Tensor, ""]] = []
     for name, tensor, shard in shards:
         heads.append((name, dtype_name(tensor), shard, _length(tensor, shard.dim)))
         sums.append(shard_sum(tensor, shard))
@@ -72,35 +74,38 @@ def shard_sums(shards: Iterable[tuple[str, Tensor, Shard]]) -> dict[str, ShardSu
     }
 
 
-def joined(workers: Sequence[Mapping[str, ShardSum]]) -> dict[str, str]:
-    """Fingerprints by name of what `workers` hold together. A shard that several hold (a replica) must be the same on
-    all; what does not fit together gets a text that says so, which equals no fingerprint."""
+def combine_shard_sums(workers: Sequence[Mapping[str, ShardSum]]) -> dict[str, str]:
+    """Fingerprints, by name, of the tensors that `workers` hold together.
+
+    Copies of one shard must be equal on all workers. Shards that do not fit together get a text that says why, which
+    equals no fingerprint.
+    """
     found: dict[str, list[ShardSum]] = {}
     for sums in workers:
         for name, value in sums.items():
             found.setdefault(name, []).append(value)
-    return {name: _joined(values) for name, values in found.items()}
+    return {name: _combine(values) for name, values in found.items()}
 
 
-def _joined(values: list[ShardSum]) -> str:
+def _combine(values: list[ShardSum]) -> str:
     dtype, shape, dim, *_ = values[0]
     if any((value[0], list(value[1])) != (dtype, list(shape)) for value in values):
         return "the workers hold other dtypes or shapes: " + ", ".join(f"{v[0]}{list(v[1])}" for v in values)
-    total = place = 0
+    total = position = 0
     held: dict[tuple[int, int], int] = {}
     for _, _, _, start, length, part in sorted(values, key=lambda value: value[3:5]):
         if (start, length) in held:
             if held[start, length] != part:
                 return f"the workers' copies of {start} to {start + length} along dimension {dim} differ"
             continue
-        if start != place:
-            return f"the workers hold {start} on after {place} along dimension {dim}"
+        if start != position:
+            return f"the workers hold {start} on after {position} along dimension {dim}"
         held[start, length] = part
-        place, total = start + length, total + part
+        position, total = start + length, total + part
     size = shape[dim] if shape else 1
-    if place != size:
-        return f"the workers hold {place} of {size} along dimension {dim}"
-    return render(dtype, shape, total)
+    if position != size:
+        return f"the workers hold {position} of {size} along dimension {dim}"
+    return format_fingerprint(dtype, shape, total)
 
 
 def _length(tensor: Tensor, dim: int) -> int:

@@ -1,4 +1,4 @@
-"""What a transport (gloo, NCCL) offers to sender and receiver, and the deadlines that both live by."""
+"""Interface of a transport (gloo, NCCL, relay) to sender and receiver, and what all of them share: deadlines, sockets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pods_cluster.weights.protocol import Invitation, WeightTransferError
+from pods_cluster.weights.protocol import WeightTransferError
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import UInt8
     from torch import Tensor
 
 _POLL_SECONDS = 0.02
@@ -20,13 +21,14 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A point in time; `left()` never falls below a millisecond, as transports read 0 as 'for ever'."""
+    """A point in time, `seconds` from now."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
+        """Seconds until then, at least a millisecond, because transports take 0 for 'no limit'."""
         return max(0.001, self._end - time.monotonic())
 
     @property
@@ -35,32 +37,33 @@ class Deadline:
 
 
 class Pending(Protocol):
-    """A broadcast on its way."""
+    """A broadcast in progress."""
 
     def wait(self, deadline: Deadline) -> None:
-        """Until the buffer may be read (receiver) or written again (sender). Raises WeightTransferError."""
+        """Block until the buffer may be read (receiver) or written again (sender). Raises WeightTransferError."""
         ...
 
 
 class TransferGroup(Protocol):
-    """One broadcast group: rank 0 sends, all others receive. `device` is where its buffers lie."""
+    """One broadcast group, in which rank 0 sends and all others receive."""
 
     device: torch.device
+    """Device on which its buffers lie."""
     world_size: int
     checks_updates: bool
-    """Whether a digest of the update goes ahead of its buckets (not where a foreign receiver would not expect it)."""
+    """Whether a digest of the update is sent before its buckets (not to vLLM's receivers, which do not expect it)."""
 
-    def start(self, buffer: Tensor, deadline: Deadline) -> Pending:
-        """Broadcast a contiguous uint8 buffer from rank 0; returns at once. They run in the order of their start."""
+    def start(self, buffer: UInt8[Tensor, " bytes"], deadline: Deadline) -> Pending:
+        """Start to broadcast a contiguous buffer from rank 0, and return at once. Broadcasts run in this order."""
         ...
 
     def close(self) -> None:
-        """Leave the group: a `wait` in another thread raises soon. Never blocks long, may be called twice."""
+        """Leave the group; a `wait` in another thread then raises. Blocks for seconds at most; safe to call twice."""
         ...
 
 
 class Listener(Protocol):
-    """Rank 0 before the others have come."""
+    """Rank 0 of a broadcast group before its receivers have come."""
 
     host: str
     port: int
@@ -70,7 +73,7 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop listening; a `meet` in another thread raises soon."""
+        """Stop listening; a `meet` in another thread then raises."""
         ...
 
 
@@ -88,9 +91,10 @@ class Closed:
 
 
 def call_within(call: Callable[[], T], deadline: Deadline, closed: Closed, what: str) -> T:
-    """Run a call that may block for ever in a daemon thread; give up on it at the deadline or once `closed`.
+    """Result of a call that may block for ever: it runs in a daemon thread, and is abandoned at the deadline or once
+    `closed`.
 
-    A call that was given up on ends whenever it ends, and its result is dropped then.
+    Raises WeightTransferError, which begins with `what`. The result of an abandoned call is dropped.
     """
     done = threading.Event()
     results: list[T] = []
@@ -118,7 +122,7 @@ def call_within(call: Callable[[], T], deadline: Deadline, closed: Closed, what:
 
 
 def bind(host: str) -> socket.socket:
-    """A listening socket on a free port of this address (not of every interface: a store has no password)."""
+    """Listening socket on a free port of this address (not of all interfaces, because a store has no password)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -132,9 +136,9 @@ def bind(host: str) -> socket.socket:
 
 
 def local_address(peer: str = "198.51.100.1", port: int = 9) -> str:
-    """This host's address on the way to `peer` (no packet is sent); loopback where there is no way.
+    """Address of this host from which `peer` is routed (no packet is sent); loopback where there is no route.
 
-    Several interfaces, or a hostname that resolves to loopback, make gloo's own guess wrong; the routing table knows.
+    On hosts with several interfaces, or a hostname that resolves to loopback, gloo's own guess is wrong.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
@@ -146,59 +150,6 @@ def local_address(peer: str = "198.51.100.1", port: int = 9) -> str:
 
 
 def first_line(error: BaseException) -> str:
+    """Type of an error and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def listen(
-    transport: str,
-    host: str,
-    device: torch.device | None = None,
-    *,
-    members: bool = True,
-    hub: str = "",
-    followers: tuple[int, ...] = (),
-) -> Listener:
-    """Open rank 0's door on an address of this host. `device` is the GPU that NCCL sends from.
-
-    `followers` on this card or host come to `hub` instead; without `members` there is nobody else.
-    """
-    if transport not in ("gloo", "nccl"):
-        raise WeightTransferError(f"transport: {transport!r} is not known; one of gloo, nccl")
-    inner: Listener | None = None
-    if members and transport == "gloo":
-        from pods_cluster.weights.gloo import GlooListener
-
-        inner = GlooListener(host)
-    elif members:
-        from pods_cluster.weights.nccl import NcclListener
-
-        inner = NcclListener(host, device)
-    if not followers:
-        assert inner is not None
-        return inner
-    from pods_cluster.weights.relay import HubListener
-
-    return HubListener(hub, followers, inner, transport, host, device)
-
-
-def join(invitation: Invitation, closed: Closed, device: torch.device | None = None) -> TransferGroup:
-    """Come to the group as rank `invitation.rank`; blocks until all met, at most `invitation.timeout`."""
-    if not invitation.hub:
-        return join_members(invitation, closed, device)
-    from pods_cluster.weights.relay import follow, lead
-
-    return (follow if invitation.follows else lead)(invitation, closed, device)
-
-
-def join_members(invitation: Invitation, closed: Closed, device: torch.device | None) -> TransferGroup:
-    """Into the broadcast group itself."""
-    if invitation.transport == "gloo":
-        from pods_cluster.weights.gloo import join_gloo
-
-        return join_gloo(invitation, closed)
-    if invitation.transport == "nccl":
-        from pods_cluster.weights.nccl import join_nccl
-
-        return join_nccl(invitation, closed, device)
-    raise WeightTransferError(f"transport: {invitation.transport!r} is not known; one of gloo, nccl")

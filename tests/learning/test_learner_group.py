@@ -172,7 +172,10 @@ def test_ranks_that_share_cards_with_generators_have_one_each(cluster, model_fol
             for other in others:
                 ray.kill(other)
             reserved = [rank.handle for rank in group._reserved]
-            return [place.card for place in await asyncio.gather(*(rank.weights_place.remote() for rank in reserved))]
+            return [
+                location.card
+                for location in await asyncio.gather(*(rank.weights_location.remote() for rank in reserved))
+            ]
         finally:
             await group.close()
 

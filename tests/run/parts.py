@@ -364,5 +364,5 @@ class Publisher:
     async def close(self) -> None:
         self.open = False
 
-    async def follow(self, ranks: Sequence[Any]) -> None:
+    async def use_ranks(self, ranks: Sequence[Any]) -> None:
         self.open, self.ranks = True, list(ranks)

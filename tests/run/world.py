@@ -282,7 +282,7 @@ class World:
     async def catch_up(self, version: int, name: str, worker: Any) -> PublishReport:
         return PublishReport(version, 0.01, 100, {}, True, 1)
 
-    async def follow(self, ranks: Sequence[Any]) -> None: ...
+    async def use_ranks(self, ranks: Sequence[Any]) -> None: ...
 
 
 class Asking(CoreSelector):

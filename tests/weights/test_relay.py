@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from typing import Any
@@ -15,23 +16,24 @@ import torch
 from pods_cluster.weights import relay_socket
 from pods_cluster.weights.protocol import Invitation, WeightTransferError
 from pods_cluster.weights.receiver import Receiver
-from pods_cluster.weights.relay_plan import Place
+from pods_cluster.weights.relay_plan import WorkerLocation
 from pods_cluster.weights.sender import WeightSender
+from pods_cluster.weights.transport import Deadline
 from tests.weights.weight_cluster import PATIENT, SHORT, WAIT, Cluster, alive, broadcaster, holds, publish
 from tests.weights.weight_parts import TensorSource, make_tensors, make_update
 
-ELSEWHERE = Place("another node")
+ELSEWHERE = WorkerLocation("another node")
 
 
-def neighbours(cluster: Cluster, *names: str, place: Place | None = ELSEWHERE) -> dict[str, Any]:
+def neighbours(cluster: Cluster, *names: str, location: WorkerLocation | None = ELSEWHERE) -> dict[str, Any]:
     """Workers on one node: another one than the learner's, so that the first is the hub; or (None) the learner's."""
     workers = cluster.workers(*names)
-    ray.get([worker.stand.remote(place) for worker in workers.values()], timeout=WAIT)
+    ray.get([worker.move.remote(location) for worker in workers.values()], timeout=WAIT)
     return workers
 
 
-def seats(workers: dict[str, Any]) -> list[tuple[int, str, tuple[int, ...]]]:
-    return [(rank, hub[-2:], others) for rank, hub, others in ray.get([w.seat.remote() for w in workers.values()])]
+def roles(workers: dict[str, Any]) -> list[tuple[int, str, tuple[int, ...]]]:
+    return [(rank, hub[-2:], others) for rank, hub, others in ray.get([w.role.remote() for w in workers.values()])]
 
 
 def test_a_hub_passes_on_every_version(cluster):
@@ -39,7 +41,7 @@ def test_a_hub_passes_on_every_version(cluster):
     caster = broadcaster(cluster, relay="node", verify=True, **PATIENT)
     first = publish(caster, cluster, 1, workers)
     assert (first.failed, first.attempts) == ({}, 1)
-    assert seats(workers) == [(1, ".1", (2, 3)), (2, ".1", ()), (3, ".1", ())]
+    assert roles(workers) == [(1, ".1", (2, 3)), (2, ".1", ()), (3, ".1", ())]
     second = publish(caster, cluster, 2, workers)
     assert (second.failed, second.rebuilt) == ({}, False)
     for worker in workers.values():
@@ -49,13 +51,13 @@ def test_a_hub_passes_on_every_version(cluster):
 
 
 def test_the_learner_is_the_hub_of_its_own_place_and_sends_to_others_too(cluster):
-    here = neighbours(cluster, "a", "b", place=None)
+    here = neighbours(cluster, "a", "b", location=None)
     caster = broadcaster(cluster, relay="node", **PATIENT)
     assert publish(caster, cluster, 1, here).failed == {}
-    assert [found[0] for found in seats(here)] == [1, 2], "no broadcast group at all"
+    assert [found[0] for found in roles(here)] == [1, 2], "no broadcast group at all"
     both = here | neighbours(cluster, "c", "d")
     assert publish(caster, cluster, 2, both).failed == {}
-    assert [found[0] for found in seats(both)] == [2, 3, 1, 4]
+    assert [found[0] for found in roles(both)] == [2, 3, 1, 4]
     for worker in both.values():
         holds(worker, 2)
     alive(cluster)
@@ -170,7 +172,7 @@ def test_a_handle_that_cannot_be_mapped_makes_the_bytes_come_themselves(monkeypa
         tried.append(buffer.numel())
         return b"no pickle of ours"
 
-    monkeypatch.setattr(relay_socket, "handle_of", handle)
+    monkeypatch.setattr(relay_socket, "ipc_handle", handle)
     pair = Pair("unmapped")
     try:
         pair.meet()
@@ -186,7 +188,7 @@ def test_a_stranger_is_not_taken_for_a_follower():
     pair.sender.open("gloo", pair.name, 0, 10.0, f"{pair.name}.sender", (1,))
     with relay_socket.open_socket() as stranger:
         stranger.connect(relay_socket.address(f"{pair.name}.sender"))
-        stranger.sendall(relay_socket.HELLO.pack(7))
+        stranger.sendall(relay_socket.GREETING.pack(7))
         coming = threading.Thread(target=pair.receiver.connect)
         coming.start()
         pair.sender.connect(10.0)
@@ -194,6 +196,31 @@ def test_a_stranger_is_not_taken_for_a_follower():
         assert stranger.recv(1) == b""
     pair.transfer()
     pair.close()
+
+
+def drip(stop: threading.Event, other: socket.socket, content: bytes, seconds: float) -> None:
+    """Send byte by byte, each well before the receiver's deadline."""
+    for byte in content:
+        if stop.wait(seconds):
+            return
+        other.sendall(bytes([byte]))
+
+
+def test_a_follower_that_answers_byte_by_byte_does_not_outlast_the_deadline():
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    stop = threading.Event()
+    follower = relay_socket.HubConnection(ours, "drip")
+    dripping = threading.Thread(target=drip, args=(stop, theirs, bytes(64), 0.1))
+    dripping.start()
+    try:
+        with pytest.raises(WeightTransferError, match=r"drip: the transfer was not done within 0\.5 s"):
+            follower.receive(torch.empty(1000, dtype=torch.uint8), Deadline(0.5))
+        assert dripping.is_alive(), "it ended at the deadline, not with the last byte"
+    finally:
+        stop.set()
+        dripping.join()
+        theirs.close()
+        follower.close()
 
 
 def test_closing_from_another_thread_ends_every_wait():
@@ -223,6 +250,6 @@ def test_one_of_another_user_is_refused(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(WeightTransferError, match=r"was not there in 0\.2 s"):
         Receiver(Invitation("gloo", "127.0.0.1", 0, 1, 1, "user", 0.2, hub="user.sender")).connect()
-    with pytest.raises(WeightTransferError, match=r"1 neighbour\(s\) \(ranks \[1\]\) did not come in 0.5 s") as caught:
+    with pytest.raises(WeightTransferError, match=r"1 follower\(s\) \(ranks \[1\]\) did not come in 0.5 s") as caught:
         pair.sender.connect(0.5)
     assert caught.value.missing == (1,)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pods_cluster.weights import fingerprint as module
 from pods_cluster.weights.fingerprint import fingerprint
-from pods_cluster.weights.sharded_fingerprint import Shard, joined, shard_sum, shard_sums
+from pods_cluster.weights.sharded_fingerprint import Shard, combine_shard_sums, shard_sum, shard_sums
 
 LAW = settings(max_examples=60, deadline=None)
 
@@ -46,22 +46,22 @@ def test_shards_make_the_whole(dim, outer, inner, sizes, dtype, words, shuffled)
     shuffled.shuffle(shards)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CPU_WORDS", words)
-        assert joined(sums("w", shards)) == {"w": fingerprint(tensor)}
+        assert combine_shard_sums(sums("w", shards)) == {"w": fingerprint(tensor)}
 
 
 def test_the_last_shard_may_end_within_a_word():
     tensor = random_tensor((7,), torch.bfloat16)
-    assert joined(sums("b", cut(tensor, 0, [4, 3]))) == {"b": fingerprint(tensor)}
+    assert combine_shard_sums(sums("b", cut(tensor, 0, [4, 3]))) == {"b": fingerprint(tensor)}
 
 
 def test_replicas_count_once():
     tensor = random_tensor((4, 8), torch.float32)
     one, other = cut(tensor, 0, [2, 2])
-    assert joined(sums("k", [one, one, other, other])) == {"k": fingerprint(tensor)}
+    assert combine_shard_sums(sums("k", [one, one, other, other])) == {"k": fingerprint(tensor)}
     whole = (tensor, Shard((4, 8)))
-    assert joined(sums("norm", [whole, whole])) == {"norm": fingerprint(tensor)}
+    assert combine_shard_sums(sums("norm", [whole, whole])) == {"norm": fingerprint(tensor)}
     scalar = torch.tensor(2.0)
-    assert joined(sums("scale", [(scalar, Shard(()))] * 2)) == {"scale": fingerprint(scalar)}
+    assert combine_shard_sums(sums("scale", [(scalar, Shard(()))] * 2)) == {"scale": fingerprint(scalar)}
 
 
 def test_a_flipped_bit_in_one_shard_changes_it():
@@ -69,12 +69,14 @@ def test_a_flipped_bit_in_one_shard_changes_it():
     shards = cut(tensor, 1, [4, 4])
     changed = shards[1][0].clone()
     changed.view(torch.uint8)[2, 3] ^= 1
-    assert joined(sums("w", [shards[0], (changed, shards[1][1])])) != {"w": fingerprint(tensor)}
+    assert combine_shard_sums(sums("w", [shards[0], (changed, shards[1][1])])) != {"w": fingerprint(tensor)}
 
 
 def test_shards_that_changed_places_change_it():
     one, other = cut(random_tensor((4, 8), torch.float32), 0, [2, 2])
-    assert joined(sums("w", [(other[0], one[1]), (one[0], other[1])])) != joined(sums("w", [one, other]))
+    assert combine_shard_sums(sums("w", [(other[0], one[1]), (one[0], other[1])])) != combine_shard_sums(
+        sums("w", [one, other])
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_shards_that_changed_places_change_it():
     ],
 )
 def test_what_does_not_fit_together_is_told(shards, text):
-    found = joined(sums("w", shards(*cut(random_tensor((6, 8), torch.float32), 0, [2, 2, 2]))))
+    found = combine_shard_sums(sums("w", shards(*cut(random_tensor((6, 8), torch.float32), 0, [2, 2, 2]))))
     assert text in found["w"]
 
 

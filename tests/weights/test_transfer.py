@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from pods_cluster.weights import gloo
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import (
     Invitation,
@@ -25,7 +26,7 @@ from pods_cluster.weights.protocol import (
 )
 from pods_cluster.weights.receiver import Receiver, make_receiver
 from pods_cluster.weights.sender import WeightSender
-from pods_cluster.weights.transport import bind, local_address
+from pods_cluster.weights.transport import Closed, bind, local_address
 from tests.weights.weight_parts import SHAPES, TensorSource, make_tensors, make_update
 
 TIMEOUT = 20.0  # where nothing is to fail
@@ -218,7 +219,7 @@ def test_an_update_announced_otherwise_is_refused_before_anything_is_loaded():
         taking = in_thread(joining.result(TIMEOUT).receive, other, taken.append)
         with suppress(WeightTransferError):
             sender.send(update)
-        with pytest.raises(WeightTransferError, match="sends another update than version 4"):
+        with pytest.raises(WeightTransferError, match="sends another update than the version 4"):
             taking.result(TIMEOUT)
     assert taken == []
 
@@ -360,3 +361,17 @@ def test_a_slow_engine_is_late_even_if_all_arrived():
             sender.send(update)
         with pytest.raises(WeightTransferError):
             taking.result(TIMEOUT)
+
+
+def test_a_name_server_that_does_not_answer_ends_a_join_at_its_deadline(monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(gloo, "local_address", lambda *_: answer.wait(60))
+    listener = gloo.GlooListener("127.0.0.1")
+    try:
+        invitation = Invitation("gloo", "127.0.0.1", listener.port, 2, 1, "names", 0.5)
+        with pytest.raises(WeightTransferError, match=r"to reach the learner .* not done within 0\.5 s"):
+            gloo.join_gloo(invitation, Closed())
+        assert not answer.is_set()
+    finally:
+        answer.set()
+        listener.close()

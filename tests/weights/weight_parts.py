@@ -13,7 +13,7 @@ import torch
 from pods_cluster.weights.fingerprint import fingerprints
 from pods_cluster.weights.protocol import Invitation, TensorSpec, WeightTransferError, WeightUpdate, plan_buckets
 from pods_cluster.weights.receiver import Receiver
-from pods_cluster.weights.relay_plan import Place
+from pods_cluster.weights.relay_plan import WorkerLocation
 from pods_cluster.weights.sender import WeightSender
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -117,8 +117,8 @@ class Rank:
     def weights_specs(self) -> tuple[TensorSpec, ...]:
         return self.sender.specs()
 
-    def weights_place(self) -> Place:
-        return Place.here()
+    def weights_location(self) -> WorkerLocation:
+        return WorkerLocation.current()
 
     def weights_open(self, *args: Any) -> tuple[str, int]:
         return self.sender.open(*args)
@@ -148,7 +148,7 @@ class Worker:
         self.version, self.closed = -1, True
         self.faults: dict[str, Any] = {}
         self.joined: list[str] = []
-        self.place: Place | None = None
+        self.location: WorkerLocation | None = None
 
     def fault(self, **faults: Any) -> None:
         self.faults = faults
@@ -162,13 +162,13 @@ class Worker:
     def groups(self) -> list[str]:
         return self.joined
 
-    def weights_place(self) -> Place:
-        return Place.here() if self.place is None else self.place
+    def weights_location(self) -> WorkerLocation:
+        return WorkerLocation.current() if self.location is None else self.location
 
-    def stand(self, place: Place | None) -> None:
-        self.place = place
+    def move(self, location: WorkerLocation | None) -> None:
+        self.location = location
 
-    def seat(self) -> tuple[int, str, tuple[int, ...]]:
+    def role(self) -> tuple[int, str, tuple[int, ...]]:
         """Rank, hub and followers of the last invitation."""
         assert self.receiver is not None
         invitation = self.receiver.invitation

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.weights.adapter import AdapterInbox
+from pods_cluster.weights.adapter import AdapterCollector
 from pods_cluster.weights.protocol import TensorSpec
 
 
@@ -44,18 +44,18 @@ class AdapterLoad:
     def __init__(self, model: PreTrainedModel, base: BaseWeights) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._base = base
-        self._inbox = AdapterInbox()
+        self._collector = AdapterCollector()
 
     def take(self, tensors: Iterable[tuple[TensorSpec, Tensor]]) -> None:
-        self._inbox.take(tensors)
+        self._collector.add(tensors)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Merge. Raises EngineError or WeightLoadError for a weight that the model does not have or that does not fit."""
-        for adapted in self._inbox:
+        for adapted in self._collector:
             parameter = self._parameters.get(adapted.weight)
             if parameter is None:
                 raise EngineError(
                     f"weight update: the model has no parameter {adapted.weight!r}; learner and generator differ"
                 )
-            parameter.copy_(adapted.on(self._base(adapted.weight, parameter)))
+            parameter.copy_(adapted.merged_with(self._base(adapted.weight, parameter)))

@@ -14,7 +14,7 @@ import torch
 
 from pods_cluster.generation.engines.vllm.compat import finalize_layerwise_reload, initialize_layerwise_reload
 from pods_cluster.generation.engines.vllm.parameters import unfused
-from pods_cluster.weights.adapter import Adapted
+from pods_cluster.weights.adapter import WeightAdapter
 from pods_cluster.weights.base_checkpoint import CheckpointFiles
 from pods_cluster.weights.protocol import WeightLoadError
 
@@ -50,7 +50,7 @@ class VllmAdapter:
             self._layers |= dict.fromkeys(names, _Layer(module, names))
 
     @torch.no_grad()
-    def load(self, adapter: list[Adapted], device: torch.device, model_config: Any) -> None:
+    def load(self, adapter: list[WeightAdapter], device: torch.device, model_config: Any) -> None:
         """Merge all of `adapter`. Raises WeightLoadError; the model is unusable then, until another `load`."""
         adapted = {item.weight: item for item in adapter}
         if unknown := [name for name in adapted if name not in self._layers or name not in self._files]:
@@ -66,7 +66,7 @@ class VllmAdapter:
             tensors = []
             for name in layer.names:
                 base = self._files[name].to(device, self._dtype)
-                tensors.append((name, adapted[name].on(base) if name in adapted else base))
+                tensors.append((name, adapted[name].merged_with(base) if name in adapted else base))
             initialize_layerwise_reload(layer.module)
             try:
                 self._model.load_weights(tensors)

@@ -27,7 +27,7 @@ from pods_cluster.generation.engines.vllm.compat import (
     initialize_layerwise_reload,
 )
 from pods_cluster.generation.engines.vllm.direct_load import DirectLoadCheck, DirectLoader
-from pods_cluster.weights.adapter import AdapterInbox
+from pods_cluster.weights.adapter import AdapterCollector
 from pods_cluster.weights.protocol import (
     AdapterFactor,
     Invitation,
@@ -185,12 +185,12 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
 
     def receive_adapter(self, update: WeightUpdate) -> None:
         """An adapter, merged into the weights of `model.path`; the model is as before until all of it has come."""
-        inbox = AdapterInbox()
-        self._receive(update, inbox.take)
+        collector = AdapterCollector()
+        self._receive(update, collector.add)
         config = self.vllm_config.model_config
         if self._adapter is None:
             self._adapter = VllmAdapter(self.model, config.model, config.dtype)
-        self._adapter.load(list(inbox), self._target, config)
+        self._adapter.load(list(collector), self._target, config)
 
     def _receive(self, update: WeightUpdate, sink: Sink) -> None:
         receiver = self._receiver

@@ -10,7 +10,7 @@ from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.vllm import compat
 from pods_cluster.generation.engines.vllm.core import Core
 from pods_cluster.weights.protocol import Invitation, WeightTransferError, WeightUpdate
-from pods_cluster.weights.sharded_fingerprint import joined
+from pods_cluster.weights.sharded_fingerprint import combine_shard_sums
 from pods_cluster.weights.transport import Closed, Deadline, call_within
 
 _GRACE_SECONDS = 10.0
@@ -81,7 +81,7 @@ class WorkerWeights:
 
     def fingerprints(self) -> dict[str, str]:
         try:
-            return joined(self._call(FINGERPRINT_SECONDS, "pods_fingerprints"))
+            return combine_shard_sums(self._call(FINGERPRINT_SECONDS, "pods_fingerprints"))
         except Exception as error:
             raise EngineError(f"fingerprints: {error}") from error
 
