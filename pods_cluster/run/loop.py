@@ -51,6 +51,7 @@ from pods_cluster.generation.messages import Failure
 from pods_cluster.run import checkpoints
 from pods_cluster.run.checkpoints import RunState
 from pods_cluster.run.evaluation import evaluate
+from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.saving import Saver
 from pods_cluster.run.stages import Generators, Learners, Publisher, Selector
 from pods_cluster.run.staleness_ledger import Ledger
@@ -69,6 +70,7 @@ from pods_cluster.types import Prompt, Selection
 
 EMPTY_STEPS = 5
 """So many steps in a row without one trainable group end the run: it would only burn generator time."""
+ALL_EQUAL = "rewards of a group all equal? Raise generator.rollouts_per_prompt, or set selector.no_signal: keep"
 
 
 class Run:
@@ -104,12 +106,14 @@ class Run:
         self.saver = Saver(config, learners, folder, self._notice)
         self._empty_steps = 0
         self._samples: list[SampleGroup] = []
+        self.rewards = RewardWatch(recorder)
         self.assembler = Assembler(
             config,
             pool,
             selector,
             stream,
             self.ledger,
+            rewards=self.rewards,
             notice=self._notice,
             stopping=lambda: self.stop_reason is not None,
             on_failure=self._replace_worker,
@@ -206,6 +210,7 @@ class Run:
         values["num_tokens"] = self.updates.trained_tokens
         values |= self.assembler.prompt_metrics() | process_memory().metrics("controller")
         stats = await self.pool.stats()
+        self.rewards.look(self.pool.scoring.failures())
         measured = measure(seconds, clock, tally, result, stats, self.scaler.now(), len(self.ledger.in_flight))
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(measured)
         values |= self.balancer.after_step(measured, in_flight=in_flight, ready=tally.ready or 0, waited=tally.waited)
@@ -252,11 +257,7 @@ class Run:
         text = f"step {self.step + 1} has no group to train on ({fates}); the weights stay as they are"
         self._notice("empty_step", text)
         if self._empty_steps >= EMPTY_STEPS:
-            raise RunError(
-                f"{text}. This is the {EMPTY_STEPS}th step in a row: look at the rewards (all equal, or failing?) in "
-                f"{self.folder.path / 'samples.jsonl'} and events.jsonl, raise generator.rollouts_per_prompt, or set "
-                f"selector.no_signal: keep"
-            )
+            raise RunError(f"{text}. This is the {EMPTY_STEPS}th step in a row; {self.rewards.describe() or ALL_EQUAL}")
 
     def _state(self) -> RunState:
         return RunState(

@@ -7,28 +7,38 @@ from collections.abc import Sequence
 
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scoring_totals import RewardFailures
+from pods_cluster.telemetry.recorder import Recorder
 
 GROWTH = 10
 """A failure is told again when it has happened so many times as often as when it was told last."""
 
 
 class RewardWatch:
-    """What of the failures so far is news, and what of them belongs into a final error."""
+    """Tells people of rewards that fail, by warnings of the run; keeps what a final error says of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._told: dict[tuple[str, FailureKind], int] = {}
         self._failures: list[RewardFailures] = []
 
-    def news(self, failures: Sequence[RewardFailures]) -> list[RewardFailures]:
-        """Those that are to be told now; each reward and kind at 1, 10, 100, … failures."""
+    def look(self, failures: Sequence[RewardFailures]) -> None:
+        """Tell of those that are news: each reward and kind at 1, 10, 100, … failures."""
         self._failures = list(failures)
-        due = []
         for failure in failures:
             key = (failure.reward, failure.kind)
-            if failure.count >= self._told.get(key, 0) * GROWTH and failure.count > self._told.get(key, 0):
+            told = self._told.get(key, 0)
+            if failure.count > told and failure.count >= told * GROWTH:
                 self._told[key] = failure.count
-                due.append(failure)
-        return due
+                self._recorder.event(
+                    "reward_failed",
+                    f"{failure}; these rollouts are left out",
+                    level="warning",
+                    reward=failure.reward,
+                    failure=failure.kind.value,
+                    count=failure.count,
+                    share=failure.share,
+                    message=failure.message,
+                )
 
     @property
     def worst(self) -> RewardFailures | None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from pods_cluster.generation.messages import EvalRow, Failure, Portion
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.reports import RankInfo, StepResult
+from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.selection.selector_core import Decision
 from pods_cluster.selection.stopping import Instructions
 from pods_cluster.sizing.pools import ResizableLearners, ScalablePool, WeightPublisher, WorkerHandle
@@ -25,6 +26,9 @@ class Generators(ScalablePool, Protocol):
 
     @property
     def workers(self) -> Mapping[str, WorkerHandle]: ...
+
+    @property
+    def scoring(self) -> ScoringTotals: ...
 
     async def submit(self, portions: Sequence[Portion]) -> None: ...
 

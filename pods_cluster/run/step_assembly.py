@@ -12,6 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
+from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_numbers import Tally
@@ -31,8 +32,9 @@ class Assembler:
     """Keeps the ledger's slots filled and collects steps from the selector.
 
     It holds the prompt of every group in flight, so that it can be served again, and counts the attempts at each row.
-    `notice` tells people what happened, `stopping` says whether the run is to end. `on_failure` puts another worker in
-    place of one that is gone, `on_selected` sees a selection while the whole group still lies with its workers.
+    `rewards` tells of rewards that fail, `notice` of what happened, `stopping` says whether the run is to end.
+    `on_failure` puts another worker in place of one that is gone, `on_selected` sees a selection while the whole group
+    still lies with its workers.
     """
 
     def __init__(
@@ -43,20 +45,22 @@ class Assembler:
         stream: PromptStream,
         ledger: Ledger,
         *,
-        notice: Callable[[str, str], None],
+        rewards: RewardWatch,
+        notice: Callable[..., None],
         stopping: Callable[[], bool],
         on_failure: Callable[[Failure], Awaitable[None]],
         on_selected: Callable[[Selection], Awaitable[None]],
     ) -> None:
         self.config = config
         self.pool, self.selector, self.stream, self.ledger = pool, selector, stream, ledger
-        self._notice, self._stopping = notice, stopping
+        self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected = on_failure, on_selected
         self._group_size = config.generator.rollouts_per_prompt
         self._prompts: dict[GroupId, Prompt] = {}
         self._sizes: dict[GroupId, int] = {}
         self._attempts: Counter[tuple[int, int]] = Counter()
         self._served_before, self._dropped_before = stream.taken, stream.dropped
+        self._failed_before, self._failed_told = stream.failed, 0
         self._lengths = ExpectedLengths()
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
         # for a group that is being given up, nor to a worker without weights.
@@ -79,14 +83,16 @@ class Assembler:
     async def fill(self, version: int) -> None:
         """Begin a step: issue groups into all free slots of the ledger. The generators serve weight `version` now."""
         self._served_before, self._dropped_before = self.stream.taken, self.stream.dropped
+        self._failed_before = self.stream.failed
         await self._issue(self.ledger.free, version)
 
     def prompt_metrics(self) -> dict[str, float]:
-        """The step's metrics of the dataset: passes over it so far, prompts served and dropped since the step began."""
+        """The step's metrics of the dataset: passes over it so far, prompts served and left out since the step began."""
         return {
             "epoch": self.stream.epochs,
             "data/prompts_served": float(self.stream.taken - self._served_before),
             "data/prompts_dropped_overlong": float(self.stream.dropped - self._dropped_before),
+            "data/prompts_dropped_unrenderable": float(self.stream.failed - self._failed_before),
         }
 
     async def collect(self, version: int, tally: Tally) -> list[Selection]:
@@ -214,7 +220,9 @@ class Assembler:
             return
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
-        for prompt in self.stream.next(count):
+        prompts = self.stream.next(count)
+        self._tell_left_out()
+        for prompt in prompts:
             row = (prompt.epoch, prompt.row)
             group = GroupId(*row, self._attempts[row])
             self._attempts[row] += 1
@@ -229,6 +237,13 @@ class Assembler:
                 for (group, prompt), stop in zip(groups, first, strict=True)
             ]
         )
+
+    def _tell_left_out(self) -> None:
+        """Tell of rows that could not be rendered: the first, and each time there are ten times as many."""
+        if self.stream.failed > self._failed_told and self.stream.failed >= 10 * self._failed_told:
+            self._failed_told = self.stream.failed
+            text = f"{self._failed_told} row(s) cannot be rendered and are left out; the newest: {self.stream.failures[-1]}"
+            self._notice("prompt_left_out", text, level="warning")
 
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.ledger.end(group, fate)
@@ -251,7 +266,9 @@ class Assembler:
 
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:
         selected = {selection.group for selection in selections}
-        for failure in await self.pool.check():
+        failures = await self.pool.check()
+        self.rewards.look(self.pool.scoring.failures())
+        for failure in failures:
             lost = len(self._lost_with(failure, selected))
             self._notice("worker_failed", f"{failure.worker}: {failure.cause}; {lost} group(s) go to other workers")
             await self._issue(await self.lose_worker(failure, selected), version)
@@ -266,4 +283,5 @@ class Assembler:
             f"run.step_timeout: {self.config.run.step_timeout:g} s passed and the step has {got} of {want} groups; "
             f"waiting for {len(in_flight) - got} group(s) ({waiting} …) on {len(self.pool.workers)} worker(s); "
             f"raise run.step_timeout, lower generator.max_tokens or add generators"
+            + (f". Rewards: {failures}" if (failures := self.rewards.describe()) else "")
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,12 +50,12 @@ class Window:
                 values.append(float(value))
 
     def sum(self, name: str) -> float:
-        return math.fsum(value for record in self.records if math.isfinite(value := record.get(name) or 0.0))
+        return _sum(value for record in self.records if math.isfinite(value := record.get(name) or 0.0))
 
     def mean(self, name: str) -> float:
         """Mean over the steps that have the metric; NaN where none has."""
         values = [float(record[name]) for record in self.records if math.isfinite(record.get(name, math.nan))]
-        return math.fsum(values) / len(values) if values else math.nan
+        return _sum(values) / len(values) if values else math.nan
 
     def share(self, part: str, whole: str) -> float:
         total = self.sum(whole)
@@ -90,7 +90,7 @@ def _no_update(window: Window, threshold: float) -> Finding | None:
 
 def _no_signal(window: Window, threshold: float) -> Finding | None:
     fates = ("trained", "no_signal", "too_few_valid", "stale", "lost")
-    ended = math.fsum(window.sum(f"groups/{fate}") for fate in fates)
+    ended = _sum(window.sum(f"groups/{fate}") for fate in fates)
     share = window.sum("groups/no_signal") / ended if ended else 0.0
     if share <= threshold:
         return None
@@ -270,18 +270,16 @@ class Health:
         waited = window.mean("timing_s/wait")
         if math.isnan(waited):
             return f"the pools take turns: generating {generate:.1f} s, updating {update:.1f} s a step (staleness: 0)"
-        balanced = window.mean("balance/generators")
         if generate > 1.15 * update:
-            return (
-                f"the generators set the pace: the learner waits {max(waited, 0.0) / step:.0%} of a step; "
-                f"about {math.ceil(balanced)} generators would keep up with it"
+            balanced = window.mean("balance/generators")
+            enough = (
+                f"; about {math.ceil(balanced)} generators would keep up with it" if math.isfinite(balanced) else ""
             )
+            return f"the generators set the pace: the learner waits {max(waited, 0.0) / step:.0%} of a step{enough}"
         if update > 1.15 * generate:
             n = window.mean("balance/rollouts_per_prompt")
-            return (
-                f"the learner sets the pace: generating takes {generate / update:.0%} of its time; add ranks, or use the "
-                f"idle generators with {n:.0f} rollouts a prompt"
-            )
+            more = f", or use the idle generators with {n:.0f} rollouts a prompt" if math.isfinite(n) else ""
+            return f"the learner sets the pace: generating takes {generate / update:.0%} of its time; add ranks{more}"
         return "both pools are busy"
 
     @property
@@ -294,10 +292,17 @@ class Health:
         return f"{worst.text}: {worst.advice}{more}"
 
 
+def _sum(values: Iterable[float]) -> float:
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
+
+
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return _sum(values) / len(values)
 
 
 def _deviation(values: Sequence[float]) -> float:
     mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+    return math.sqrt(_sum((value - mean) * (value - mean) for value in values) / max(len(values) - 1, 1))

@@ -23,6 +23,7 @@ from pods_cluster.generation.messages import (
 )
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.reports import LearnerError, LostGroup, ResizeError, StepResult
+from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Instructions
@@ -51,6 +52,8 @@ class Stream:
         self.served: list[int] = []
         self.returned: list[Prompt] = []
         self.dropped = 0
+        self.failed = 0
+        self.failures: list[Exception] = []
         self._next = 0
 
     @property
@@ -197,6 +200,7 @@ class Pool(Membership):
     held: list[GroupId] = field(default_factory=list)
     submitted: dict[GroupId, int] = field(default_factory=dict)
     portions: list[Portion] = field(default_factory=list)
+    scoring: ScoringTotals = field(default_factory=ScoringTotals)
 
     async def submit(self, portions: Sequence[Portion]) -> None:
         self.portions.extend(portions)

@@ -14,6 +14,8 @@ from pods_cluster.generation.messages import Failure
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.loop import RunError
+from pods_cluster.scoring.score import FailureKind
+from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.types import Fate, GroupId
 from tests.run.made_up_loop import Loop
@@ -270,3 +272,29 @@ def test_what_had_to_be_changed_to_save_the_model_is_told_once(tmp_path: Path):
     loop.main()
     told = [event for event in loop.folder.read_events() if event["kind"] == "model_changed"]
     assert [(event["text"], event["level"]) for event in told] == [(loop.learners.export_notes[0], "warning")]
+
+
+def failing_rewards(loop: Loop, scored: int, failed: int) -> None:
+    """Scorers that could not score `failed` of `scored` rollouts."""
+    kinds = {"judge": {FailureKind.ERROR: failed}}
+    texts = {"judge": {FailureKind.ERROR: ["KeyError: 'level' (rewards.py:2 in needs_level)"]}}
+    loop.pool.scoring.update({"loop/generator/0": ScorerStats(scored, failed, 0, kinds, {}, texts)})
+
+
+def test_rewards_that_fail_are_warned_of_and_end_the_run_with_their_cause(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=50", "selector.max_replacements=2"), tmp_path, lambda group, index: 1.0)
+    failing_rewards(loop, 640, 640)
+    with pytest.raises(RunError, match=r"'judge' gave no number in 640 of 640 scorings \(error\): KeyError: 'level'"):
+        loop.main()
+    (event,) = [event for event in loop.folder.read_events() if event["kind"] == "reward_failed"]
+    assert event["level"] == "warning"
+    assert (event["reward"], event["failure"], event["count"], event["share"]) == ("judge", "error", 640, 1.0)
+    assert event["message"] == "KeyError: 'level' (rewards.py:2 in needs_level)"
+
+
+def test_rows_that_cannot_be_rendered_are_warned_of(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    loop.stream.failed, loop.stream.failures = 3, [ValueError("row 20 holds an image")]
+    loop.main()
+    (event,) = [event for event in loop.folder.read_events() if event["kind"] == "prompt_left_out"]
+    assert event["text"] == "3 row(s) cannot be rendered and are left out; the newest: row 20 holds an image"

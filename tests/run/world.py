@@ -18,6 +18,7 @@ from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.reports import StepResult
 from pods_cluster.run.loop import Run
 from pods_cluster.run.staleness_ledger import Ledger
+from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.types import Fate, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
@@ -58,6 +59,7 @@ class World:
         self.config, self.selector, self.chances = config, selector, chances
         self.random = random.Random(seed)
         self.names = 0
+        self.scoring = ScoringTotals()
         self.members: dict[str, Worker] = {}
         self.starting: set[str] = set()
         self.scale: Callable[[int], Any] = lambda workers: None

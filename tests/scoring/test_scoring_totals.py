@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,21 @@ from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 
 ERROR, TIMEOUT = FailureKind.ERROR, FailureKind.TIMEOUT
+
+
+class Told:
+    """A recorder that keeps counts and texts of its events."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.texts: list[str] = []
+
+    def event(self, kind: str, text: str, *, level: str, count: int, share: float, **fields: str) -> None:
+        assert (kind, level) == ("reward_failed", "warning")
+        assert set(fields) == {"reward", "failure", "message"}
+        assert 0 < share <= 1
+        self.counts.append(count)
+        self.texts.append(text)
 
 
 def stats(
@@ -51,23 +67,29 @@ def test_the_text_names_reward_kind_count_share_and_cause() -> None:
 
 @given(st.lists(st.integers(0, 400), max_size=60))
 def test_told_at_the_first_and_then_each_time_ten_times_as_often(steps: list[int]) -> None:
-    watch, totals, count, told = RewardWatch(), ScoringTotals(), 0, []
+    recorder = Told()
+    watch, totals, count = RewardWatch(cast(Any, recorder)), ScoringTotals(), 0
     for more in steps:
         count += more
         totals.update({"a": stats(count + 5, count)})
-        told += [failure.count for failure in watch.news(totals.failures())]
-    assert bool(told) == (count > 0)
-    assert all(later >= 10 * earlier for earlier, later in itertools.pairwise(told))
-    assert not told or count < 10 * told[-1]
+        watch.look(totals.failures())
+    assert bool(recorder.counts) == (count > 0)
+    assert all(later >= 10 * earlier for earlier, later in itertools.pairwise(recorder.counts))
+    assert not recorder.counts or count < 10 * recorder.counts[-1]
     assert watch.describe() == (str(totals.failures()[0]) if count else "")
 
 
 def test_kinds_are_told_apart() -> None:
-    watch, totals = RewardWatch(), ScoringTotals()
+    recorder = Told()
+    watch, totals = RewardWatch(cast(Any, recorder)), ScoringTotals()
     totals.update({"a": stats(4, 1)})
-    assert [failure.kind for failure in watch.news(totals.failures())] == [ERROR]
+    watch.look(totals.failures())
+    assert f"({ERROR.value})" in recorder.texts[-1]
+    assert recorder.texts[-1].endswith("these rollouts are left out")
     totals.update({"a": stats(8, 1, 2)})
-    assert [failure.kind for failure in watch.news(totals.failures())] == [TIMEOUT]
+    watch.look(totals.failures())
+    assert f"({TIMEOUT.value})" in recorder.texts[-1]
+    assert recorder.texts[-1].endswith("these rollouts are left out")
     assert watch.worst is not None
     assert watch.worst.kind is TIMEOUT
     assert watch.describe().endswith("(and 1 more kind(s) of failure)")
