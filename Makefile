@@ -35,10 +35,11 @@ ARGS   ?=
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target lint-style lint-types test-pure
 
+# `make test SLOW=1` (or test-all) runs the few slow tests too, as .ci/run does.
 test: $(STAMP)
-	$(PYTEST) -n $(JOBS) -m "not slow" $(ARGS)
-test-all: $(STAMP)
-	$(PYTEST) -n $(JOBS) $(ARGS)
+	$(PYTEST) -n $(JOBS) $(if $(SLOW),,-m "not slow") $(ARGS)
+test-all:
+	@$(MAKE) --no-print-directory test SLOW=1
 test-pure: $(STAMP)
 	$(PYTEST) --pure -q --durations=0 --durations-min=1 $(ARGS)
 test-count: $(STAMP)
