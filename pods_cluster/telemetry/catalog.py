@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from pods_cluster.scoring.score import FailureKind
+from pods_cluster.telemetry.health_rules import RULES
 from pods_cluster.telemetry.metric_registry import Kind, Metric, Registry
 from pods_cluster.types import Fate
 
@@ -261,6 +262,12 @@ _EVAL = (
 )
 
 _TELEMETRY = (
+    Metric(
+        "health/<rule>",
+        "",
+        "1 where this rule of the run's health speaks (docs/troubleshooting.md), 0 elsewhere.",
+        choices={"rule": tuple(rule.name for rule in RULES)},
+    ),
     Metric("telemetry/failed_writes", "writes", "Writes of telemetry that failed (they are tried again).", COUNTER),
     Metric("telemetry/dropped_lines", "lines", "Lines of telemetry given up because too many waited.", COUNTER),
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.health import Health
 from pods_cluster.telemetry.metric_registry import MetricValueError, Registry
 from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -28,14 +29,12 @@ from pods_cluster.telemetry.step_record import (
 )
 
 logger = logging.getLogger(__name__)
-
 Level = Literal["info", "warning", "error"]
 GIVE_UP_AFTER = 20
 """Failures in a row after which a sink is left alone."""
 KEPT_ITEMS = 4096
 """Items kept in memory for `poll`."""
-QUEUED_ITEMS = 10_000
-"""Items that may wait for slow sinks; more are given up and counted."""
+QUEUED_ITEMS = 10_000  # that may wait for slow sinks; more are given up and counted
 
 
 class Feed(NamedTuple):
@@ -67,6 +66,7 @@ class Recorder:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.totals = totals or Totals()
+        self.run_health = Health()
         self.dropped = 0
         self._sinks: list[Sink] = list(sinks)
         self._strict = os.environ.get("PODS_STRICT_METRICS") == "1" if strict is None else strict
@@ -151,6 +151,7 @@ class Recorder:
         values = self._numbers(values)
         completed = {**self.totals.add(values), **self._health(), **values}
         record = step_record(step, completed, time=self._clock(), elapsed=self.elapsed)
+        record |= self.run_health.tell(record, self)
         self._keep("step", record)
         self._put("write_step", record)
         return record

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pods_cluster.scoring.score import FailureKind
-from pods_cluster.telemetry.health import RULES
+from pods_cluster.telemetry.health_rules import RULES
 from tests.docs.pages import ALL, package
 
 PAGE = next(page for page in ALL if page.path == Path("docs/troubleshooting.md"))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_cluster.telemetry.health import RULES, WINDOW, Health
+from pods_cluster.telemetry.health import Health
+from pods_cluster.telemetry.health_rules import RULES, WINDOW
 
 GOOD: dict[str, float] = {
     "timing_s/step": 4.0,
