@@ -12,16 +12,30 @@ Rollouts = dict[Locator, Rollout]
 
 
 def make_groups(
-    groups: int, rng: np.random.Generator, *, vocabulary: int, prompt_tokens: int, longest: int
+    groups: int,
+    rng: np.random.Generator,
+    *,
+    vocabulary: int,
+    prompt_tokens: int,
+    longest: int,
+    lognormal: bool = False,
 ) -> tuple[list[Selection], list[Selection], Rollouts]:
-    """Groups of 64, lengths spread over a factor of 6, binary rewards: all, and the 16 of greatest variance."""
+    """Groups of 64 with binary rewards: all, and the 16 of greatest variance.
+
+    Lengths are spread evenly over a factor of 6 or, `lognormal`, as those of answers are: half of `longest` in the
+    middle, few short ones, some cut at `longest`.
+    """
     everyone: list[Selection] = []
     kept: list[Selection] = []
     rollouts: Rollouts = {}
     for row in range(groups):
         group = GroupId(0, row)
         prompt = tuple(rng.integers(0, vocabulary, prompt_tokens).tolist())
-        lengths = rng.integers(longest // 6, longest + 1, N).astype(np.int32)
+        if lognormal:
+            spread = np.exp(rng.normal(np.log(longest / 2), 0.45, N))
+            lengths = np.clip(spread, longest // 25, longest).astype(np.int32)
+        else:
+            lengths = rng.integers(longest // 6, longest + 1, N).astype(np.int32)
         rewards = (rng.random(N) < 0.5).astype(np.float64)
         locators = [Locator("benchmark/generator/0", group, index) for index in range(N)]
         for locator, length in zip(locators, lengths.tolist(), strict=True):

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "torch", "ray", "deepspeed", "transformers", "vllm")
+PACKAGES = ("numpy", "torch", "ray", "deepspeed", "transformers", "vllm", "liger-kernel")
 
 
 def machine() -> dict[str, Any]:

@@ -30,8 +30,7 @@ from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from pods_cluster.config import Config, build_config
 from pods_cluster.learning import process_group
-from pods_cluster.learning.learner_group import plan_settings
-from pods_cluster.learning.step_plan import plan_step
+from pods_cluster.learning.step_plan import plan_settings, plan_step
 from pods_cluster.learning.trainer import Trainer
 
 VOCABULARY, PROMPT, LONGEST = 2048, 24, 96
@@ -81,7 +80,8 @@ def measure(groups: int, repeats: int) -> dict[str, Any]:
         everyone, kept, rollouts = make_groups(
             groups, rng, vocabulary=VOCABULARY, prompt_tokens=PROMPT, longest=LONGEST
         )
-        plans = {"all": plan_step(everyone, plan_settings(config)), "kept": plan_step(kept, plan_settings(config))}
+        settings = plan_settings(config, packed=trainer.packed)
+        plans = {"all": plan_step(everyone, settings), "kept": plan_step(kept, settings)}
         trainer.train(plans["kept"].ranks[0], rollouts, 1e-6)  # allocations and lazy set-up are not the update
         seconds: dict[str, list[float]] = {"all": [], "kept": []}
         cpu: dict[str, list[float]] = {"all": [], "kept": []}

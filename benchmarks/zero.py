@@ -84,8 +84,7 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
     from benchmarks._groups import M, N, make_groups
     from pods_cluster.config import build_config
     from pods_cluster.learning import process_group
-    from pods_cluster.learning.learner_group import plan_settings
-    from pods_cluster.learning.step_plan import plan_step
+    from pods_cluster.learning.step_plan import plan_settings, plan_step
     from pods_cluster.learning.trainer import Trainer
 
     ranks, learner = ARMS[arm]
@@ -117,7 +116,8 @@ def rank_main(arm: str, rank: int, port: int, arguments: argparse.Namespace) -> 
         prompt_tokens=arguments.prompt,
         longest=arguments.longest,
     )
-    plans = {"all": plan_step(everyone, plan_settings(config)), "kept": plan_step(kept, plan_settings(config))}
+    settings = plan_settings(config, packed=trainer.packed)
+    plans = {"all": plan_step(everyone, settings), "kept": plan_step(kept, settings)}
     norms: list[float] = []
     entropies: list[float] = []
     if gpu:

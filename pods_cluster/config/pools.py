@@ -220,7 +220,8 @@ class LearnerConfig(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this norm; 0 turns it off."""
     tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Most tokens in a micro-batch, padding included: the memory of a rank grows with this, not with n."""
+    """Most computed tokens in a micro-batch (padding included; a prompt once where packing shares it): the memory of a
+    rank grows with this, not with n. More is faster as long as it fits; small models want 32,768."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps over one batch; the clip below matters only above 1."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -234,12 +235,21 @@ class LearnerConfig(Section):
     kl: KLConfig = KLConfig()
     correction: CorrectionConfig = CorrectionConfig()
     lora: LoraConfig | None = None
+    kernels: Literal["auto", "liger", "compile", "plain"] = "auto"
+    """How the model's layers are computed: by `liger-kernel`'s fused kernels (GPU), compiled one by one by torch (the
+    first steps wait for the compiler), or as the model's code says. `auto`: Liger's where they are installed and know the
+    model, else plain. The output layer and the loss are computed in one pass but for `plain`, the reference, and
+    float16."""
+    packing: Literal["auto", "on", "off"] = "auto"
+    """Micro-batches without padding, in which the kept rollouts of a group share one copy of their prompt: the same
+    gradients from fewer tokens. `auto`: wherever the model's attention allows; `on`: or the run does not start."""
     gradient_checkpointing: bool = False
     """Save memory by computing activations again in the backward pass."""
     offload_optimizer: bool = False
     """Keep optimiser states in host memory (GPUs)."""
     optimizer: Literal["adamw", "adamw_fused", "adamw_8bit"] = "adamw"
-    """AdamW in plain torch, torch's fused kernel (GPU), or with 8-bit states (bitsandbytes, GPU)."""
+    """AdamW in torch (its fused kernel on a GPU, but for offloaded states), its fused kernel everywhere, or with 8-bit
+    states (bitsandbytes, GPU)."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """Ray CPUs of one rank."""
     gpus_per_worker: float | None = Field(default=None, ge=0)
@@ -263,6 +273,15 @@ class LearnerConfig(Section):
         """Whether the group can change its number of ranks: 8-bit optimiser states come in blocks that cannot be cut
         anywhere, so only the same number of ranks can read them."""
         return self.optimizer != "adamw_8bit"
+
+    @model_validator(mode="after")
+    def _kernels_fit(self) -> LearnerConfig:
+        if self.kernels == "compile" and self.zero_stage == 3:
+            raise ValueError(
+                "kernels: compile does not work with zero_stage: 3, which replaces the layers' weights while they compute; "
+                "use kernels: auto or zero_stage: 2"
+            )
+        return self
 
     @field_validator("betas")
     @classmethod

@@ -86,6 +86,11 @@ class Config(Section):
                 f"learner.kl.reference: {self.learner.kl.reference!r} is never read while learner.kl.coefficient is 0; "
                 f"set a coefficient or leave the reference out"
             )
+        if self.learner.packing == "on" and self.model.attention != "sdpa":
+            raise ValueError(
+                f"learner.packing: on brings its own attention, but model.attention is {self.model.attention}; "
+                f"leave model.attention out, or set learner.packing: off"
+            )
         lora = self.learner.lora
         if lora is not None and lora.send == "adapter" and not self._engine_takes_adapters:
             raise ValueError(

@@ -17,9 +17,10 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from pods_cluster.config import LearnerConfig
-from pods_cluster.learning.forward import Policy, TokenBatch
-from pods_cluster.learning.log_probs import LogProbsAndEntropy
+from pods_cluster.learning.forward import Policy, PolicyOutput
+from pods_cluster.learning.fused_loss import TokenLoss
 from pods_cluster.learning.policy_model import ModelError, hidden_size, parameter_groups
+from pods_cluster.learning.token_batch import TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ class TrainingEngine:
             dist_init_required=False,
         )
         self.engine: Any = engine
+        if dtype == torch.bfloat16 and config.zero_stage < 3 and not config.offload_optimizer:
+            # A gradient that is not finite makes the norm so, which is checked too; a look at every gradient before it
+            # costs as much as the rest of the step.
+            self.engine.optimizer.check_overflow = lambda partition_gradients=True: None  # noqa: ARG005
         self.device = torch.device(cast(Any, engine).device)
 
     @property
@@ -61,11 +66,11 @@ class TrainingEngine:
     @torch.no_grad()
     def log_probs(self, batch: TokenBatch, temperature: float) -> Float32[Tensor, " tokens"]:
         """Log-probabilities of the completion tokens, without gradient."""
-        return self.engine(batch.input_ids, batch.positions, batch.targets, temperature)[0]
+        return self.engine(batch, temperature)[0]
 
-    def forward(self, batch: TokenBatch, temperature: float) -> LogProbsAndEntropy:
-        """Log-probabilities of the completion tokens, with gradient, and entropies."""
-        return self.engine(batch.input_ids, batch.positions, batch.targets, temperature)
+    def forward(self, batch: TokenBatch, temperature: float, token_loss: TokenLoss) -> PolicyOutput:
+        """Log-probabilities and entropies of the completion tokens, and the sum of their losses with its gradient."""
+        return self.engine(batch, temperature, token_loss)
 
     def backward(self, loss: Float32[Tensor, ""], *, last: bool) -> None:
         """Add the gradient of this rank's part of the loss; the `last` pass of an optimiser step reduces it over ranks."""
@@ -127,7 +132,7 @@ def _optimizer(groups: list[dict[str, Any]], config: LearnerConfig) -> torch.opt
         import bitsandbytes  # pyright: ignore[reportMissingImports]
 
         return bitsandbytes.optim.AdamW8bit(groups, **settings)
-    if config.optimizer == "adamw_fused":
+    if config.optimizer == "adamw_fused" or (torch.cuda.is_available() and not config.offload_optimizer):
         settings["fused"] = True
     return torch.optim.AdamW(groups, **settings)
 
@@ -139,7 +144,8 @@ def deepspeed_config(policy: nn.Module, config: LearnerConfig, dtype: torch.dtyp
     bucket = max(min(numel, _LARGEST_BUCKET), 1000)
     zero: dict[str, Any] = {
         "stage": config.zero_stage,
-        "overlap_comm": gpu,
+        # Overlapped reduction makes the host wait for the GPU after every backward pass; alone, a rank reduces nothing.
+        "overlap_comm": gpu and world_size > 1,
         "contiguous_gradients": True,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": 2 * (bucket // 2),

@@ -23,29 +23,14 @@ from pods_cluster.learning.reports import (
 )
 from pods_cluster.learning.schedule import learning_rate
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
-from pods_cluster.learning.step_plan import PlanSettings, StepPlan, plan_step
+from pods_cluster.learning.step_plan import StepPlan, plan_settings, plan_step
 from pods_cluster.telemetry.process_memory import largest_memory
 from pods_cluster.types import Selection
 
 if TYPE_CHECKING:
-    from pods_cluster.learning.forward import TokenPair
+    from pods_cluster.learning.token_batch import TokenPair
 
-__all__ = ["LearnerError", "LearnerGroup", "ResizeError", "StepResult", "plan_settings"]
-
-
-def plan_settings(config: Config, ranks: int | None = None) -> PlanSettings:
-    """Settings of a step's plan from the configuration, with `ranks` in place of `learner.workers`."""
-    learner = config.learner
-    return PlanSettings(
-        ranks=ranks or learner.workers,
-        tokens_per_microbatch=learner.tokens_per_microbatch,
-        updates_per_batch=learner.updates_per_batch,
-        loss=learner.loss,
-        max_tokens=config.generator.max_tokens,
-        scope=learner.advantage.scope,
-        normalize=learner.advantage.normalize,
-        floor=config.selector.min_valid or config.selector.keep,
-    )
+__all__ = ["LearnerError", "LearnerGroup", "ResizeError", "StepResult"]
 
 
 class LearnerGroup(RankActors):
@@ -73,7 +58,8 @@ class LearnerGroup(RankActors):
         all ranks train. A step of which nothing is left updates nothing (`updates` 0). Raises LearnerError, and
         PlanError for selections that cannot be planned.
         """
-        plan = plan_step(selections, plan_settings(self.config, self.workers))
+        packed = all(info.packed for info in self.infos)
+        plan = plan_step(selections, plan_settings(self.config, self.workers, packed=packed))
         began = time.monotonic()
         reports: list[FetchReport] = await self._call_all(
             [
@@ -135,7 +121,7 @@ class LearnerGroup(RankActors):
         for result in results:
             total.add(result.stats)
         advantages = np.array([sequence.advantage for sequence in plan.sequences])
-        padded = sum(result.padded_tokens for result in results)
+        computed = max(sum(result.computed_tokens for result in results), 1)
         norms = results[0].grad_norms
         metrics = {
             **step_metrics(total),
@@ -144,7 +130,8 @@ class LearnerGroup(RankActors):
             "advantages/mean": float(advantages.mean()),
             "advantages/std": float(advantages.std(ddof=1)) if len(advantages) > 1 else 0.0,
             "learner/microbatches": float(results[0].microbatches),
-            "learner/padding_share": 1.0 - sum(result.real_tokens for result in results) / max(padded, 1),
+            "learner/padding_share": sum(result.padded_tokens for result in results) / computed,
+            "learner/sequence_tokens_per_computed": sum(result.sequence_tokens for result in results) / computed,
         }
         return metrics, results
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pods_cluster.learning.fused_loss import FusedTokenLoss, TokenLoss, fused_chunk, fused_log_probs
+
 LOGITS_CHUNK = 1024
 """Tokens in a chunk, whose logits exist at the same time."""
 
@@ -97,7 +99,7 @@ def _logits(
 
 
 class LogProbLinear(nn.Linear):
-    """Output layer that, given targets, returns log-probabilities and entropies in place of logits.
+    """Output layer that, given targets, returns log-probabilities, entropies and (given a loss) the loss, not logits.
 
     All chunks are one call of this module, so under ZeRO-3 every rank gathers the weight once per pass, however many
     tokens it has. A loaded model's layer becomes one by `layer.__class__ = LogProbLinear`.
@@ -108,11 +110,30 @@ class LogProbLinear(nn.Linear):
         input: Float[Tensor, "... hidden"],
         targets: Int64[Tensor, " tokens"] | None = None,
         temperature: float = 1.0,
-        chunk: int = LOGITS_CHUNK,
+        chunk: int | None = None,
+        token_loss: TokenLoss | None = None,
+        fused: bool = False,
     ) -> Any:
+        """Logits without `targets`; else a tuple (log-probabilities, entropies, loss).
+
+        `fused` computes the loss's gradients in this pass (`fused_loss`); log-probabilities carry a gradient only without
+        it. The loss is None without `token_loss`. `chunk` None: as large as suits the way.
+        """
         if targets is None:
             return super().forward(input)
-        return TokenLogProbs.apply(input, self.weight, self.bias, targets, 1.0 / temperature, chunk)
+        scale = 1.0 / temperature
+        if fused and (token_loss is not None or not torch.is_grad_enabled()):
+            size = chunk or fused_chunk(len(targets), self.weight.shape[0], input)
+            if token_loss is None:
+                return *fused_log_probs(input, self.weight, self.bias, targets, scale, size), None
+            return FusedTokenLoss.apply(input, self.weight, self.bias, targets, scale, size, token_loss)
+        log_probs, entropy = TokenLogProbs.apply(input, self.weight, self.bias, targets, scale, chunk or LOGITS_CHUNK)
+        return log_probs, entropy, total_loss(log_probs, token_loss)
+
+
+def total_loss(log_probs: Float32[Tensor, " tokens"], token_loss: TokenLoss | None) -> Float32[Tensor, ""] | None:
+    """Sum of the tokens' losses; None without a loss."""
+    return None if token_loss is None else token_loss(log_probs, slice(0, len(log_probs))).sum()
 
 
 def log_probs_from_logits(

@@ -17,10 +17,11 @@ over the group's kept rollouts (`advantage`), and w_i the token weight (`step_pl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 from torch import Tensor
 
 LOG_LIMIT = 20.0
@@ -43,66 +44,100 @@ class LossSettings:
     kl_coefficient: float = 0.0
 
 
-def grpo_loss(
-    log_probs: Float32[Tensor, " tokens"],
-    old_log_probs: Float32[Tensor, " tokens"] | None,
-    engine_log_probs: Float32[Tensor, " tokens"] | None,
-    reference_log_probs: Float32[Tensor, " tokens"] | None,
-    advantages: Float32[Tensor, " tokens"],
-    token_weights: Float32[Tensor, " tokens"],
-    settings: LossSettings,
-) -> tuple[Float32[Tensor, ""], dict[str, Float32[Tensor, ""]], dict[str, Float32[Tensor, ""]]]:
-    """Loss of a micro-batch: its tokens' part of the sum above.
+@dataclass(frozen=True, slots=True, eq=False)
+class GrpoLoss:
+    """Objective of a micro-batch: its tokens' part of the sum above, and statistics over them.
 
-    `log_probs` are those of pi_theta, `engine_log_probs` those of mu. `old_log_probs` None means pi_old = pi_theta (the
-    only optimiser step of a batch): the ratio is 1 in value and carries the gradient. Where `engine_log_probs` is NaN
-    the engine gave none, and the token's correction is 1.
-
-    Returns the loss with its gradient, and the sums and maxima of a `TokenStats`, detached, on the device.
+    `engine_log_probs` are those of mu, NaN where the engine gave none; such a token's correction is 1. `old_log_probs`
+    None means pi_old = pi_theta (the only optimiser step of a batch): the ratio is 1 in value and carries the gradient.
     """
-    current = log_probs.detach()
-    old = current if old_log_probs is None else old_log_probs
-    ratio = torch.exp((log_probs - old).clamp(-LOG_LIMIT, LOG_LIMIT))
-    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    objective = torch.minimum(ratio * advantages, clipped * advantages)
 
-    value = ratio.detach()
-    sums: dict[str, Tensor] = {"tokens": value.new_tensor(float(len(value))), "ratio": value.sum()}
-    sums["clipped_low"] = ((value < 1.0 - settings.clip_low) & (advantages < 0)).float().sum()
-    sums["clipped_high"] = ((value > 1.0 + settings.clip_high) & (advantages > 0)).float().sum()
-    maxima: dict[str, Tensor] = {}
-    if len(value):
-        maxima["clipped_low_negated"] = -sums["clipped_low"] / len(value)
-        maxima["clipped_high"] = sums["clipped_high"] / len(value)
+    old_log_probs: Float32[Tensor, " tokens"] | None
+    engine_log_probs: Float32[Tensor, " tokens"] | None
+    reference_log_probs: Float32[Tensor, " tokens"] | None
+    advantages: Float32[Tensor, " tokens"]
+    token_weights: Float32[Tensor, " tokens"]
+    settings: LossSettings
 
-    if engine_log_probs is not None and len(value):
-        known = torch.isfinite(engine_log_probs)
-        gap = torch.where(known, old - engine_log_probs, 0.0).clamp(-LOG_LIMIT, LOG_LIMIT)
-        factor = torch.exp(gap)
-        sums["mismatch_tokens"] = known.float().sum()
-        sums["mismatch_abs"] = gap.abs().sum()
-        sums["mismatch_k3"] = (torch.expm1(gap) - gap).sum()
-        sums["factor"] = torch.where(known, factor, 0.0).sum()
-        maxima["mismatch_max"] = gap.abs().max()
-        maxima["factor"] = factor.max()
-        maxima["factor_negated"] = -factor.min()
-        if settings.correction:
-            used = factor.clamp(max=settings.correction_cap)
-            sums["capped"] = (factor > settings.correction_cap).float().sum()
-            if settings.correction_mask is not None:
-                low, high = settings.correction_mask
-                outside = (factor < low) | (factor > high)
-                used = torch.where(outside, 0.0, used)
-                sums["masked"] = outside.float().sum()
-            sums["used"] = used.sum()
-            sums["used_squared"] = used.square().sum()
-            objective = objective * used
+    def token_losses(
+        self, log_probs: Float32[Tensor, " chunk"], tokens: slice = slice(None)
+    ) -> Float32[Tensor, " chunk"]:
+        """Loss of each of these `tokens` of the micro-batch, given their log-probabilities under pi_theta."""
+        settings = self.settings
+        advantages, weights = self.advantages[tokens], self.token_weights[tokens]
+        ratio = self._ratio(log_probs, tokens)
+        clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+        objective = torch.minimum(ratio * advantages, clipped * advantages)
+        if settings.correction and self.engine_log_probs is not None:
+            objective = objective * self._correction(torch.exp(self._gap(log_probs, tokens)))
+        losses = -weights * objective
+        if self.reference_log_probs is not None:
+            losses = losses + settings.kl_coefficient * weights * self._kl(log_probs, tokens)
+        return losses
 
-    loss = -(token_weights * objective).sum()
-    if reference_log_probs is not None:
-        gap = (reference_log_probs - log_probs).clamp(-LOG_LIMIT, LOG_LIMIT)
-        kl = torch.expm1(gap) - gap  # k3: unbiased, never negative
-        sums["kl"] = kl.detach().sum()
-        loss = loss + settings.kl_coefficient * (token_weights * kl).sum()
-    sums["loss"] = loss.detach()
-    return loss, sums, maxima
+    @torch.no_grad()
+    def statistics(
+        self, log_probs: Float32[Tensor, " tokens"]
+    ) -> tuple[dict[str, Float32[Tensor, ""]], dict[str, Float32[Tensor, ""]]]:
+        """Sums and maxima of a `TokenStats` over the whole micro-batch, on the device."""
+        settings, tokens = self.settings, slice(None)
+        ratio = self._ratio(log_probs, tokens)
+        sums: dict[str, Tensor] = {"tokens": ratio.new_full((), float(len(ratio))), "ratio": ratio.sum()}
+        sums["clipped_low"] = ((ratio < 1.0 - settings.clip_low) & (self.advantages < 0)).float().sum()
+        sums["clipped_high"] = ((ratio > 1.0 + settings.clip_high) & (self.advantages > 0)).float().sum()
+        maxima: dict[str, Tensor] = {}
+        if len(ratio):
+            maxima["clipped_low_negated"] = -sums["clipped_low"] / len(ratio)
+            maxima["clipped_high"] = sums["clipped_high"] / len(ratio)
+        if self.engine_log_probs is not None and len(ratio):
+            known = torch.isfinite(self.engine_log_probs)
+            gap = self._gap(log_probs, tokens)
+            factor = torch.exp(gap)
+            sums["mismatch_tokens"] = known.float().sum()
+            sums["mismatch_abs"] = gap.abs().sum()
+            sums["mismatch_k3"] = (torch.expm1(gap) - gap).sum()
+            sums["factor"] = torch.where(known, factor, 0.0).sum()
+            maxima["mismatch_max"] = gap.abs().max()
+            maxima["factor"] = factor.max()
+            maxima["factor_negated"] = -factor.min()
+            if settings.correction:
+                used = self._correction(factor)
+                sums["capped"] = (factor > settings.correction_cap).float().sum()
+                if settings.correction_mask is not None:
+                    sums["masked"] = self._masked(factor).float().sum()
+                sums["used"] = used.sum()
+                sums["used_squared"] = used.square().sum()
+        if self.reference_log_probs is not None:
+            sums["kl"] = self._kl(log_probs, tokens).sum()
+        sums["loss"] = self.token_losses(log_probs).sum()
+        return sums, maxima
+
+    def _old(self, log_probs: Float32[Tensor, " chunk"], tokens: slice) -> Float32[Tensor, " chunk"]:
+        return log_probs.detach() if self.old_log_probs is None else self.old_log_probs[tokens]
+
+    def _ratio(self, log_probs: Float32[Tensor, " chunk"], tokens: slice) -> Float32[Tensor, " chunk"]:
+        """pi_theta / pi_old."""
+        return torch.exp((log_probs - self._old(log_probs, tokens)).clamp(-LOG_LIMIT, LOG_LIMIT))
+
+    def _gap(self, log_probs: Float32[Tensor, " chunk"], tokens: slice) -> Float32[Tensor, " chunk"]:
+        """log(pi_old / mu), 0 where mu is not known."""
+        assert self.engine_log_probs is not None
+        engine = self.engine_log_probs[tokens]
+        gap = torch.where(torch.isfinite(engine), self._old(log_probs, tokens) - engine, 0.0)
+        return gap.clamp(-LOG_LIMIT, LOG_LIMIT)
+
+    def _masked(self, factor: Float32[Tensor, " chunk"]) -> Bool[Tensor, " chunk"]:
+        """Whether a factor lies outside the correction's mask."""
+        low, high = self.settings.correction_mask or (0.0, math.inf)
+        return (factor < low) | (factor > high)
+
+    def _correction(self, factor: Float32[Tensor, " chunk"]) -> Float32[Tensor, " chunk"]:
+        """c of the objective: capped, and 0 where the mask leaves a token out."""
+        capped = factor.clamp(max=self.settings.correction_cap)
+        return capped if self.settings.correction_mask is None else torch.where(self._masked(factor), 0.0, capped)
+
+    def _kl(self, log_probs: Float32[Tensor, " chunk"], tokens: slice) -> Float32[Tensor, " chunk"]:
+        """k3 estimate, which is unbiased and never negative."""
+        assert self.reference_log_probs is not None
+        gap = (self.reference_log_probs[tokens] - log_probs).clamp(-LOG_LIMIT, LOG_LIMIT)
+        return torch.expm1(gap) - gap

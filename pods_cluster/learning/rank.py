@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     from pods_cluster.learning.fetch_rollouts import RolloutFetcher
-    from pods_cluster.learning.forward import TokenPair
     from pods_cluster.learning.step_plan import RankPlan
+    from pods_cluster.learning.token_batch import TokenPair
     from pods_cluster.learning.trainer import Trainer
     from pods_cluster.weights.protocol import TensorSpec, WeightUpdate
     from pods_cluster.weights.sender import WeightSender
@@ -107,6 +107,9 @@ class LearnerRank:
             parameters=trainer.parameters,
             trainable=trainer.trainable,
             chunked_head=trainer.chunked_head,
+            kernels=trainer.kernels,
+            packed=trainer.packed,
+            choices=tuple(trainer.choices),
             rendezvous_seconds=met - began,
             model_seconds=time.monotonic() - met,
         )

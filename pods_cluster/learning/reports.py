@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pods_cluster.learning.microbatches import MicroBatch
 from pods_cluster.learning.step_metrics import TokenStats
 from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import GroupId, Locator
@@ -102,19 +103,31 @@ class FetchReport:
 class RankResult:
     """Result of one rank's part of a step: statistics over its tokens, and its gradient norms (equal on every rank).
 
-    `padded_tokens` were computed, `real_tokens` of them belong to a prompt or completion. `memory` is that of the rank's
-    process after the step.
+    `computed_tokens` went through the model, `padded_tokens` of them as padding. `sequence_tokens` is the length of all
+    sequences together, prompts counted for each; it is larger than the others where prompts are shared. `memory`
+    is that of the rank's process after the step.
     """
 
     stats: TokenStats = field(default_factory=TokenStats)
     grad_norms: list[float] = field(default_factory=list)
     learning_rate: float = 0.0
     microbatches: int = 0
+    computed_tokens: int = 0
     padded_tokens: int = 0
-    real_tokens: int = 0
+    sequence_tokens: int = 0
     largest_microbatch: int = 0
     seconds: float = 0.0
     memory: ProcessMemory = field(default_factory=ProcessMemory)
+
+    def count(self, microbatch: MicroBatch) -> None:
+        """Add a micro-batch to the counts."""
+        computed = microbatch.computed_tokens
+        length = sum(sequence.total_tokens for sequence in microbatch.sequences)
+        self.microbatches += 1
+        self.computed_tokens += computed
+        self.padded_tokens += 0 if microbatch.packed else computed - length
+        self.sequence_tokens += length
+        self.largest_microbatch = max(self.largest_microbatch, computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,8 @@ class RankInfo:
     """Identity of a started rank: its process, its device and its model.
 
     `parameters` and `trainable` count elements; `chunked_head` says that logits are made chunk by chunk (`log_probs`).
+    `kernels` are those of the decoder, `packed` says that it takes packed micro-batches, and `choices` how it came to
+    that, a sentence each.
     """
 
     rank: int
@@ -131,6 +146,9 @@ class RankInfo:
     parameters: int
     trainable: int
     chunked_head: bool
+    kernels: str = "plain"
+    packed: bool = False
+    choices: tuple[str, ...] = ()
     rendezvous_seconds: float = 0.0
     model_seconds: float = 0.0
 

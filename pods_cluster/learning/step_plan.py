@@ -6,13 +6,14 @@ gradient, is the same however the tokens are spread over ranks and micro-batches
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
+from pods_cluster.config import Config
 from pods_cluster.learning.advantage import Scope, advantages
+from pods_cluster.learning.microbatches import MicroBatch, PlannedSequence, assign_ranks, fill_microbatches
 from pods_cluster.types import GroupId, Locator, Selection
 
 LossKind = Literal["sequence_mean", "token_mean", "dr_grpo"]
@@ -27,7 +28,7 @@ class PlanSettings:
     """Settings that a plan depends on beside the selections.
 
     `floor` is the fewest rollouts with which a group is still trained after some were lost. `max_tokens` is the
-    denominator of `dr_grpo`.
+    denominator of `dr_grpo`. `packed`: micro-batches are packs that hold a group's prompt once (`token_batch`).
     """
 
     ranks: int
@@ -38,46 +39,7 @@ class PlanSettings:
     scope: Scope = "kept"
     normalize: bool = True
     floor: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSequence:
-    """One kept rollout in an optimiser step.
-
-    `weight` is 1 / (groups in the optimiser step x kept in its group), so the weights of an optimiser step sum to 1.
-    `token_weight` is the weight of each of its tokens in the loss, by the kind of loss.
-    """
-
-    locator: Locator
-    advantage: float
-    weight: float
-    token_weight: float
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Sequences of one forward and backward pass, padded to the longest.
-
-    An empty one is a dummy pass that takes part in the collectives.
-    """
-
-    sequences: tuple[PlannedSequence, ...] = ()
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return max((sequence.total_tokens for sequence in self.sequences), default=0)
-
-    @property
-    def padded_tokens(self) -> int:
-        """Computed tokens, padding included."""
-        return self.longest * len(self.sequences)
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +90,9 @@ class StepPlan:
 
     @property
     def largest_microbatch(self) -> int:
-        """Padded tokens of the largest forward pass of any rank, with which a rank's peak memory grows."""
+        """Computed tokens of the largest forward pass of any rank, with which a rank's peak memory grows."""
         return max(
-            (batch.padded_tokens for rank in self.ranks for update in rank.updates for batch in update), default=0
+            (batch.computed_tokens for rank in self.ranks for update in rank.updates for batch in update), default=0
         )
 
     def without(self, lost: Collection[Locator]) -> StepPlan:
@@ -157,11 +119,30 @@ class StepPlan:
         return _build_plan(remaining, self.settings, tuple(given_up), self._rank_of)
 
 
+def plan_settings(config: Config, ranks: int | None = None, *, packed: bool = False) -> PlanSettings:
+    """Settings of a step's plan from the configuration, with `ranks` in place of `learner.workers`.
+
+    `packed`: whether the ranks take packed micro-batches (`Trainer.packed`).
+    """
+    learner = config.learner
+    return PlanSettings(
+        ranks=ranks or learner.workers,
+        tokens_per_microbatch=learner.tokens_per_microbatch,
+        updates_per_batch=learner.updates_per_batch,
+        loss=learner.loss,
+        max_tokens=config.generator.max_tokens,
+        scope=learner.advantage.scope,
+        normalize=learner.advantage.normalize,
+        floor=config.selector.min_valid or config.selector.keep,
+        packed=packed,
+    )
+
+
 def plan_step(selections: Sequence[Selection], settings: PlanSettings) -> StepPlan:
     """Plan one step.
 
     Whole groups are assigned to `updates_per_batch` optimiser steps (fewer where there are fewer groups), their rollouts
-    to ranks with near-equal token counts (longest first, each to the rank with the fewest tokens so far). Raises
+    to ranks with near-equal token counts (`microbatches`). Raises
     PlanError if a rollout is longer than the budget of a micro-batch, or a rollout or group stands twice.
     """
     if settings.ranks < 1 or settings.updates_per_batch < 1 or settings.tokens_per_microbatch < 1:
@@ -215,11 +196,13 @@ def _build_plan(
     rank_updates: list[list[tuple[MicroBatch, ...]]] = [[] for _ in range(settings.ranks)]
     for selections in updates:
         sequences = _sequences(selections, settings)
-        per_rank = _assign_ranks(sequences, settings.ranks, rank_of)
-        batches = [_fill_microbatches(mine, settings.tokens_per_microbatch) for mine in per_rank]
+        per_rank = assign_ranks(sequences, settings.ranks, rank_of, packed=settings.packed)
+        budget = settings.tokens_per_microbatch
+        batches = [fill_microbatches(mine, budget, packed=settings.packed) for mine in per_rank]
         most = max(len(mine) for mine in batches)
+        dummy = MicroBatch(packed=settings.packed)
         for rank, mine in enumerate(batches):
-            rank_updates[rank].append((*mine, *[MicroBatch()] * (most - len(mine))))
+            rank_updates[rank].append((*mine, *[dummy] * (most - len(mine))))
     return StepPlan(
         settings=settings,
         ranks=tuple(RankPlan(tuple(updates_of_rank)) for updates_of_rank in rank_updates),
@@ -253,30 +236,3 @@ def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[
                 token_weight = weight / max(length, 1)
             sequences.append(PlannedSequence(locator, advantage, weight, token_weight, selection.prompt_tokens, length))
     return sequences
-
-
-def _assign_ranks(
-    sequences: Sequence[PlannedSequence], ranks: int, rank_of: dict[Locator, int]
-) -> list[list[PlannedSequence]]:
-    """Assign sequences, longest first, to the rank with the fewest tokens; those in `rank_of` keep their rank, the others
-    are added to it."""
-    assigned: list[list[PlannedSequence]] = [[] for _ in range(ranks)]
-    heap = [(0, rank) for rank in range(ranks)]
-    for sequence in sorted(sequences, key=lambda s: (-s.total_tokens, s.locator)):
-        rank = rank_of.get(sequence.locator)
-        if rank is None:
-            tokens, rank = heapq.heappop(heap)
-            heapq.heappush(heap, (tokens + sequence.total_tokens, rank))
-            rank_of[sequence.locator] = rank
-        assigned[rank].append(sequence)
-    return assigned
-
-
-def _fill_microbatches(sequences: Sequence[PlannedSequence], budget: int) -> list[MicroBatch]:
-    """Cut sequences (longest first) into micro-batches: rows x longest row stays within the budget."""
-    batches, start = [], 0
-    while start < len(sequences):
-        rows = max(budget // sequences[start].total_tokens, 1)
-        batches.append(MicroBatch(tuple(sequences[start : start + rows])))
-        start += rows
-    return batches

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
 from pods_cluster.config import Config
 from pods_cluster.learning.deepspeed_engine import TrainingEngine
-from pods_cluster.learning.forward import Policy, TokenBatch, TokenPair, adapter_disabled, collate
-from pods_cluster.learning.loss import LossSettings, grpo_loss
-from pods_cluster.learning.policy_model import load_model, prepare_for_training
+from pods_cluster.learning.forward import Policy, adapter_disabled, log_prob_tolerance, sample_batch, unwrap_peft
+from pods_cluster.learning.kernel_choice import apply_kernels, choose_kernels, choose_packing
+from pods_cluster.learning.loss import GrpoLoss, LossSettings
+from pods_cluster.learning.microbatches import MicroBatch
+from pods_cluster.learning.policy_model import ModelError, load_model, prepare_for_training
 from pods_cluster.learning.reports import RankResult
 from pods_cluster.learning.step_metrics import TokenStats
-from pods_cluster.learning.step_plan import MicroBatch, RankPlan
+from pods_cluster.learning.step_plan import RankPlan
+from pods_cluster.learning.token_batch import TokenBatch, TokenPair, move_together, pack, pad
 from pods_cluster.learning.weight_source import AdapterWeights, ModelWeights
 from pods_cluster.types import Locator, Rollout
 
@@ -56,26 +63,67 @@ class Trainer:
         self.settings = loss_settings(config)
         self.temperature = config.generator.temperature
         torch.manual_seed(config.run.seed)  # adapters start from random numbers: the same on every rank
-        policy = Policy(prepare_for_training(load_model(config.model), config.learner))
+        policy = Policy(
+            prepare_for_training(load_model(config.model), config.learner),
+            # In float16 the gradients of single tokens are too small before the loss scale is applied.
+            fused_loss=config.learner.kernels != "plain" and config.model.dtype != "float16",
+        )
         self.chunked_head = policy.enable_chunked_head()
+        self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
+        self._reference: Policy | None = None
+        if config.learner.kl.coefficient > 0 and not self._adapter_is_the_difference:
+            self._reference = self._load_reference()
+        expected = policy.sample_log_probs(packed=False)
+        self._choose(policy)
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
         self.engine = TrainingEngine(policy, config.learner, world_size=world_size, seed=config.run.seed)
+        if self._reference is not None:
+            self._reference.to(self.engine.device)
+        self._check(expected)
         stage = config.learner.zero_stage
         self.model_weights = ModelWeights(policy.model, rank, zero_stage=stage)
         self.sent_weights = (
             AdapterWeights(policy.model, rank, zero_stage=stage) if config.sends_adapter else self.model_weights
         )
-        self._reference: Policy | None = None
-        self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
-        if config.learner.kl.coefficient > 0 and not self._adapter_is_the_difference:
-            self._reference = self._load_reference()
+
+    def _choose(self, policy: Policy) -> None:
+        """Choose packing and kernels, and note what was chosen and why in `choices`."""
+        policies = [policy] if self._reference is None else [policy, self._reference]
+        self.packed, why_packing = choose_packing(policies, self.config)
+        self.kernels, why_kernels = choose_kernels(policy.model, self.config.learner)
+        for each in policies:  # after all comparisons: they run on the CPU, where Liger's kernels do not
+            apply_kernels(each.model, self.kernels)
+        loss = "in one pass with the loss" if policy.fused_loss and policy.chunked_head else "before the loss"
+        self.choices = [
+            f"learner.kernels: {self.kernels} ({why_kernels}), the output layer {loss}",
+            f"learner.packing: {'on' if self.packed else 'off'} ({why_packing})",
+        ]
+
+    def _check(self, expected: Float32[Tensor, " tokens"]) -> None:
+        """Compare the engine's log-probabilities of a few sequences with those that the plain model gave on the CPU.
+
+        Raises ModelError if rounding does not explain the difference. Collective.
+        """
+        if self.engine.device.type == "cpu":
+            return
+        model = unwrap_peft(self.engine.policy.model)
+        batch = sample_batch(cast(Any, model).config.get_text_config().vocab_size, packed=self.packed)
+        found = self.engine.log_probs(batch.to(self.engine.device), 1.0).cpu()
+        difference = (found - expected).abs().mean().item()
+        if not difference < log_prob_tolerance(expected, next(self.engine.policy.parameters()).dtype):
+            raise ModelError(
+                f"learner.kernels: {self.kernels} with learner.packing: {'on' if self.packed else 'off'} computes other "
+                f"log-probabilities than the model's own code (by {difference:.3g} nats a token); "
+                f"set learner.kernels: plain and learner.packing: off"
+            )
 
     def _load_reference(self) -> Policy:
         """Load a frozen copy of the reference model, whole on every rank."""
         reference = Policy(load_model(self.config.model, self.config.learner.kl.reference).eval().requires_grad_(False))
+        reference.fused_loss = self.config.learner.kernels != "plain"
         reference.enable_chunked_head()
-        return reference.to(self.engine.device)
+        return reference
 
     def train(self, plan: RankPlan, rollouts: Mapping[Locator, Rollout], learning_rate: float) -> RankResult:
         """Take one optimiser step for each update of the plan. Collective: every rank calls it with its own part.
@@ -86,19 +134,33 @@ class Trainer:
         for sequence in plan.sequences:
             _check_lengths(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
         result = RankResult(learning_rate=learning_rate)
+        readings: list[_Reading] = []
         old = self._old_log_probs(plan, rollouts)
         for index, update in enumerate(plan.updates):
-            for position, microbatch in enumerate(update):
-                loss, sums, maxima = self._loss(microbatch, rollouts, old.get((index, position)))
+            for position, (microbatch, inputs) in enumerate(self._prepare(update, rollouts)):
+                loss, reading = self._loss(inputs, old.get((index, position)))
                 self.engine.backward(loss, last=position == len(update) - 1)
-                result.stats.add(_to_host(sums, maxima))
-                result.microbatches += 1
-                result.padded_tokens += microbatch.padded_tokens
-                result.real_tokens += sum(sequence.total_tokens for sequence in microbatch.sequences)
-                result.largest_microbatch = max(result.largest_microbatch, microbatch.padded_tokens)
+                readings.append(reading)
+                result.count(microbatch)
             result.grad_norms.append(self.engine.step(learning_rate))
+        result.stats = _to_host(readings)
         result.seconds = time.monotonic() - started
         return result
+
+    def _prepare(
+        self, update: Sequence[MicroBatch], rollouts: Mapping[Locator, Rollout]
+    ) -> Iterator[tuple[MicroBatch, _Inputs]]:
+        """The micro-batches with their tensors on the device, each laid out on the host while the one before computes."""
+        if self.engine.device.type == "cpu":
+            yield from ((microbatch, _inputs(microbatch, rollouts)) for microbatch in update)
+            return
+        with ThreadPoolExecutor(1, "prepare") as host:
+            coming = host.submit(_inputs, update[0], rollouts)
+            for position, microbatch in enumerate(update):
+                inputs = coming.result().to(self.engine.device)
+                if position + 1 < len(update):
+                    coming = host.submit(_inputs, update[position + 1], rollouts)
+                yield microbatch, inputs
 
     def _old_log_probs(
         self, plan: RankPlan, rollouts: Mapping[Locator, Rollout]
@@ -109,64 +171,56 @@ class Trainer:
         """
         old: dict[tuple[int, int], Float32[Tensor, " tokens"]] = {}
         for index, update in enumerate(plan.updates[1:], start=1):
-            for position, microbatch in enumerate(update):
-                batch = collate(_pairs(microbatch, rollouts), self.engine.device)
-                old[index, position] = self.engine.log_probs(batch, self.temperature)
+            for position, (_, inputs) in enumerate(self._prepare(update, rollouts)):
+                old[index, position] = self.engine.log_probs(inputs.batch, self.temperature)
         return old
 
-    def _loss(
-        self, microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout], old: Float32[Tensor, " tokens"] | None
-    ) -> tuple[Float32[Tensor, ""], dict[str, Float32[Tensor, ""]], dict[str, Float32[Tensor, ""]]]:
-        """Loss of a micro-batch, and the sums and maxima of its `TokenStats`."""
-        device = self.engine.device
-        batch = collate(_pairs(microbatch, rollouts), device)
-        per_sequence = torch.tensor(
-            [(sequence.advantage, sequence.token_weight) for sequence in microbatch.sequences] or [(0.0, 0.0)],
-            dtype=torch.float32,
-        ).to(device)
-        per_token = per_sequence[batch.rows]
-        reference = self._reference_log_probs(batch)
-        log_probs, entropy = self.engine.forward(batch, self.temperature)
-        loss, sums, maxima = grpo_loss(
-            log_probs,
+    def _loss(self, inputs: _Inputs, old: Float32[Tensor, " tokens"] | None) -> tuple[Float32[Tensor, ""], _Reading]:
+        """Loss of a micro-batch with its gradient, and its statistics on the device."""
+        objective = GrpoLoss(
             old,
-            _engine_log_probs(microbatch, rollouts).to(device),
-            reference,
-            per_token[:, 0],
-            per_token[:, 1],
+            inputs.engine_log_probs,
+            self._reference_log_probs(inputs.batch),
+            inputs.advantages,
+            inputs.token_weights,
             self.settings,
         )
-        sums["entropy"] = entropy.sum()
-        return loss, sums, maxima
+        log_probs, entropy, loss = self.engine.forward(inputs.batch, self.temperature, objective.token_losses)
+        assert loss is not None
+        sums, maxima = objective.statistics(log_probs.detach())
+        return loss, _Reading.of({**sums, "entropy": entropy.sum()}, maxima)
 
     def _reference_log_probs(self, batch: TokenBatch) -> Float32[Tensor, " tokens"] | None:
         if self.settings.kl_coefficient == 0:
             return None
         if self._reference is not None:
             with torch.no_grad():
-                return self._reference(batch.input_ids, batch.positions, batch.targets, self.temperature)[0]
+                return self._reference(batch, self.temperature)[0]
         with adapter_disabled(self.engine.policy.model):
             return self.engine.log_probs(batch, self.temperature)
 
     def score(self, sequences: Sequence[TokenPair], temperature: float) -> list[list[float]]:
         """Log-probabilities of each sequence's completion under the current weights. Collective under ZeRO-3."""
-        budget = self.config.learner.tokens_per_microbatch
         scored: list[list[float]] = []
-        start = 0
-        while start < len(sequences):
-            longest, stop = 0, start
-            while stop < len(sequences):
-                longest = max(longest, len(sequences[stop][0]) + len(sequences[stop][1]))
-                if stop > start and longest * (stop + 1 - start) > budget:
-                    break
-                stop += 1
-            part = sequences[start:stop]
-            flat = self.engine.log_probs(collate(part, self.engine.device), temperature).tolist()
+        for part in self._parts(sequences):
+            batch = (pack(part) if self.packed else pad(part)).to(self.engine.device)
+            flat = self.engine.log_probs(batch, temperature).tolist()
             for _, completion in part:
                 scored.append(flat[: len(completion)])
                 del flat[: len(completion)]
-            start = stop
         return scored
+
+    def _parts(self, sequences: Sequence[TokenPair]) -> Iterator[Sequence[TokenPair]]:
+        """Sequences in micro-batches of at most `learner.tokens_per_microbatch` tokens as they are padded."""
+        budget = self.config.learner.tokens_per_microbatch
+        start = longest = 0
+        for stop, (prompt, completion) in enumerate(sequences):
+            longest = max(longest, len(prompt) + len(completion))
+            if stop > start and longest * (stop + 1 - start) > budget:
+                yield sequences[start:stop]
+                start, longest = stop, len(prompt) + len(completion)
+        if start < len(sequences):
+            yield sequences[start:]
 
     def peak_bytes(self) -> int:
         """Peak memory of this process in bytes: allocated on the GPU, or resident on a CPU."""
@@ -177,18 +231,41 @@ class Trainer:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _pairs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> list[TokenPair]:
+@dataclass(slots=True)
+class _Inputs:
+    """Tensors of a micro-batch: its tokens, and for each completion token what the loss needs beside the model."""
+
+    batch: TokenBatch
+    advantages: Float32[Tensor, " tokens"]
+    token_weights: Float32[Tensor, " tokens"]
+    engine_log_probs: Float32[Tensor, " tokens"]
+
+    def to(self, device: torch.device) -> _Inputs:
+        return _Inputs(
+            self.batch.to(device),
+            *move_together([self.advantages, self.token_weights, self.engine_log_probs], device),
+        )
+
+
+def _inputs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> _Inputs:
+    """Lay a micro-batch out on the host. Log-probabilities that the engine did not give are NaN."""
     held = [rollouts[sequence.locator] for sequence in microbatch.sequences]
-    return [(rollout.prompt_ids, rollout.token_ids) for rollout in held]
-
-
-def _engine_log_probs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> Float32[Tensor, " tokens"]:
-    """Log-probabilities of the sampled tokens by the engine, NaN where it gave none."""
-    values: list[float] = []
-    for sequence in microbatch.sequences:
-        rollout = rollouts[sequence.locator]
-        values += rollout.logprobs if rollout.logprobs is not None else [math.nan] * len(rollout.token_ids)
-    return torch.tensor(values, dtype=torch.float32)
+    pairs = [(rollout.prompt_ids, rollout.token_ids) for rollout in held]
+    lengths = [len(rollout.token_ids) for rollout in held]
+    engine = np.full(sum(lengths), math.nan, np.float32)
+    end = 0
+    for rollout, length in zip(held, lengths, strict=True):
+        if rollout.logprobs is not None:
+            engine[end : end + length] = rollout.logprobs
+        end += length
+    values = np.array([(s.advantage, s.token_weight) for s in microbatch.sequences], np.float32).reshape(-1, 2)
+    per_token = torch.from_numpy(np.repeat(values, lengths, axis=0))
+    return _Inputs(
+        pack(pairs) if microbatch.packed else pad(pairs),
+        per_token[:, 0],
+        per_token[:, 1],
+        torch.from_numpy(engine),
+    )
 
 
 def _check_lengths(rollout: Rollout, prompt_tokens: int, completion_tokens: int) -> None:
@@ -203,9 +280,26 @@ def _check_lengths(rollout: Rollout, prompt_tokens: int, completion_tokens: int)
         )
 
 
-def _to_host(sums: dict[str, Float32[Tensor, ""]], maxima: dict[str, Float32[Tensor, ""]]) -> TokenStats:
-    """Read all scalars with one transfer from the device."""
-    values = torch.stack([value.detach().float() for value in (*sums.values(), *maxima.values())]).tolist()
-    return TokenStats(
-        dict(zip(sums, values[: len(sums)], strict=True)), dict(zip(maxima, values[len(sums) :], strict=True))
-    )
+@dataclass(slots=True)
+class _Reading:
+    """Statistics of a micro-batch that are still on the device: first the sums, then the maxima, by these names."""
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+    values: Float32[Tensor, " names"]
+
+    @classmethod
+    def of(cls, sums: Mapping[str, Float32[Tensor, ""]], maxima: Mapping[str, Float32[Tensor, ""]]) -> _Reading:
+        values = torch.stack([value.detach().float() for value in (*sums.values(), *maxima.values())])
+        return cls(tuple(sums), tuple(maxima), values)
+
+
+def _to_host(readings: Sequence[_Reading]) -> TokenStats:
+    """Add the statistics of a step up, after one transfer from the device."""
+    total = TokenStats()
+    if readings:
+        values = iter(torch.cat([reading.values for reading in readings]).tolist())
+        for reading in readings:
+            sums = {name: next(values) for name in reading.sums}
+            total.add(TokenStats(sums, {name: next(values) for name in reading.maxima}))
+    return total

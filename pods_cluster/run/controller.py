@@ -159,6 +159,8 @@ class Controller:
             await run.restore(self.checkpoint)
         self._run = run
         self._closing.insert(0, run.scaler)
+        for choice in learners.infos[0].choices:
+            self.recorder.event("learner", choice)
         self.recorder.event("started", "all workers are up")
         return run
 

@@ -62,7 +62,12 @@ def live_status(config: Config, run: Run | None, stopping: str | None) -> LiveSt
     ]
     learners = [
         WorkerState(
-            name=worker, role="learner", state=f"rank {info.rank}", node=info.node, pid=info.pid, detail=info.device
+            name=worker,
+            role="learner",
+            state=f"rank {info.rank}",
+            node=info.node,
+            pid=info.pid,
+            detail=f"{info.device}, {info.kernels} kernels, {'packed' if info.packed else 'padded'}",
         )
         for worker, info in zip(run.learners.names, run.learners.infos, strict=False)
     ]

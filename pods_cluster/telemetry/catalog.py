@@ -168,6 +168,11 @@ _POOLS = (
     Metric("learner/received_bytes", "bytes", "Kept rollouts as the ranks took them from the workers' nodes.", COUNT),
     Metric("learner/microbatches", "batches", "Micro-batches of the rank with the most."),
     Metric("learner/padding_share", "share", "Padding in the micro-batches, of all their tokens."),
+    Metric(
+        "learner/sequence_tokens_per_computed",
+        "",
+        "Tokens of the trained sequences, prompts counted for each, over tokens computed: above 1 where prompts are shared.",
+    ),
     Metric("memory/<role>/rss", "bytes", "Resident memory after the step, largest of the role's actors.",
            choices={"role": ("controller", "selector", "generator", "learner")}),
     Metric("memory/<role>/gpu_peak", "bytes", "Most GPU memory that PyTorch has allocated, largest of the role's actors.",

@@ -13,8 +13,7 @@ import torch
 
 from pods_cluster.config import Config
 from pods_cluster.learning import rank_checkpoint
-from pods_cluster.learning.learner_group import plan_settings
-from pods_cluster.learning.step_plan import plan_step
+from pods_cluster.learning.step_plan import plan_settings, plan_step
 from pods_cluster.learning.trainer import Trainer
 from tests.learning.support import config_for, make_step
 
@@ -41,7 +40,7 @@ def steps(trainer: Trainer, config: Config, half: int) -> list[float]:
     losses = []
     for step in range(HALF * half, HALF * half + HALF):
         selections, rollouts = make_step(step)
-        plan = plan_step(selections, plan_settings(config))
+        plan = plan_step(selections, plan_settings(config, packed=trainer.packed))
         losses.append(trainer.train(plan.ranks[trainer.rank], rollouts, RATES[step]).stats.sums["loss"])
     return losses
 

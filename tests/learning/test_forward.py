@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from pods_cluster.learning.forward import Policy, collate
+from pods_cluster.learning.forward import Policy
 from pods_cluster.learning.log_probs import LogProbLinear
+from pods_cluster.learning.token_batch import pack, pad
 from tests.learning.support import make_step, save_model, true_log_probs
 
 SIZES: dict[str, Any] = {
@@ -24,21 +25,26 @@ def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def compare(model, chunk, temperature, chunked):
+def compare(model, chunk, temperature, chunked, *, packed=False, fused=False):
     """Policy and definition: the same log-probabilities, entropies and gradients."""
     _, rollouts = make_step(3)
     held = list(rollouts.values())
-    policy = Policy(model, chunk=chunk)
+    policy = Policy(model, chunk=chunk, fused_loss=fused)
     assert policy.enable_chunked_head() is chunked
-    batch = collate([(r.prompt_ids, r.token_ids) for r in held])
-    log_probs, entropy = policy(batch.input_ids, batch.positions, batch.targets, temperature)
+    if packed:
+        assert policy.enable_packing() is None
+    batch = (pack if packed else pad)([(r.prompt_ids, r.token_ids) for r in held])
+    weights = torch.linspace(-1, 2, batch.tokens)
+    log_probs, entropy, loss = policy(batch, temperature, lambda log_probs, tokens: weights[tokens] * log_probs)
     assert log_probs.dtype == entropy.dtype == torch.float32
-    weights = torch.linspace(-1, 2, len(log_probs))
-    (log_probs * weights).sum().backward()
-    found = gradients(model)
+    (3 * loss).backward()
+    found = {name: gradient / 3 for name, gradient in gradients(model).items()}
     model.zero_grad()
+    if packed:
+        model.set_attn_implementation("sdpa")
     expected = torch.cat([true_log_probs(model, rollout, temperature) for rollout in held])
     (expected * weights).sum().backward()
+    assert loss.item() == pytest.approx((expected * weights).sum().item(), rel=1e-4)
     torch.testing.assert_close(log_probs, expected, rtol=1e-4, atol=1e-5)
     truth = gradients(model)
     assert found.keys() == truth.keys()
@@ -50,17 +56,20 @@ def compare(model, chunk, temperature, chunked):
     assert entropy[0].item() == pytest.approx(torch.distributions.Categorical(logits=logits).entropy().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("chunk", [1, 7, 1024])
 @pytest.mark.parametrize("tied", [True, False])
-def test_chunked_head_equals_the_definition(tmp_path, chunk, tied):
-    compare(AutoModelForCausalLM.from_pretrained(save_model(tmp_path, tied=tied)), chunk, 0.7, chunked=True)
+def test_chunked_head_equals_the_definition(tmp_path, chunk, tied, fused):
+    model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path, tied=tied))
+    compare(model, chunk, 0.7, chunked=True, packed=chunk == 7, fused=fused)
 
 
-def test_llama_with_a_bias_on_its_head():
+@pytest.mark.parametrize("fused", [True, False])
+def test_llama_with_a_bias_on_its_head(fused):
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.lm_head = torch.nn.Linear(32, 32, bias=True)
     torch.nn.init.normal_(model.lm_head.bias)
-    compare(model, 5, 1.3, chunked=True)
+    compare(model, 5, 1.3, chunked=True, packed=True, fused=fused)
 
 
 def test_a_model_that_caps_its_logits_goes_through_its_own_head():
@@ -69,14 +78,16 @@ def test_a_model_that_caps_its_logits_goes_through_its_own_head():
     compare(model, 5, 1.0, chunked=False)
 
 
-def test_an_empty_batch_has_a_graph_and_zero_gradients(tmp_path):
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("layout", [pad, pack])
+def test_an_empty_batch_has_a_graph_and_zero_gradients(tmp_path, layout, fused):
     model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path))
-    policy = Policy(model)
+    policy = Policy(model, fused_loss=fused)
     policy.enable_chunked_head()
-    batch = collate([])
-    log_probs, entropy = policy(batch.input_ids, batch.positions, batch.targets, 1.0)
+    assert policy.enable_packing() is None
+    log_probs, entropy, loss = policy(layout([]), 1.0, lambda log_probs, _: log_probs)
     assert log_probs.shape == entropy.shape == (0,)
-    log_probs.sum().backward()
+    loss.backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
@@ -87,7 +98,8 @@ def test_the_output_layer_still_gives_logits():
     torch.testing.assert_close(layer(hidden), torch.nn.functional.linear(hidden, layer.weight, layer.bias))
 
 
-def test_logits_of_one_chunk_only_exist_at_a_time():
+@pytest.mark.parametrize("fused", [True, False])
+def test_logits_of_one_chunk_only_exist_at_a_time(fused):
     """The largest tensor made in forward and backward is chunk x vocabulary, not tokens x vocabulary."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -106,6 +118,6 @@ def test_logits_of_one_chunk_only_exist_at_a_time():
     layer = LogProbLinear(4, vocabulary, bias=False)
     hidden = torch.randn(tokens, 4, requires_grad=True)
     with Watch():
-        log_probs, _ = layer(hidden, targets=torch.arange(tokens), chunk=chunk)
-        log_probs.sum().backward()
+        args = {"targets": torch.arange(tokens), "chunk": chunk, "fused": fused}
+        layer(hidden, **args, token_loss=lambda log_probs, _: log_probs)[2].backward()
     assert largest == chunk * vocabulary

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_cluster.learning.loss import LossSettings, grpo_loss
+from pods_cluster.learning.loss import GrpoLoss, LossSettings
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
 
 numbers = st.floats(-3, 3, width=32)
@@ -14,6 +14,12 @@ tokens = st.lists(
     min_size=1,
     max_size=12,
 )
+
+
+def grpo_loss(log_probs, *args):
+    """Loss with its gradient, sums and maxima."""
+    loss = GrpoLoss(*args)
+    return loss.token_losses(log_probs).sum(), *loss.statistics(log_probs.detach())
 
 
 def columns(rows):

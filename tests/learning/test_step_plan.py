@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_cluster.learning.step_plan import PlanError, PlanSettings, plan_step
+from pods_cluster.learning.token_batch import pack
 from pods_cluster.types import GroupId, Locator, Selection
 
 
@@ -37,6 +39,7 @@ plans = st.builds(
     loss=st.sampled_from(["sequence_mean", "token_mean", "dr_grpo"]),
     max_tokens=st.just(60),
     floor=st.integers(1, 4),
+    packed=st.booleans(),
 )
 
 
@@ -59,7 +62,7 @@ def check(plan, expected):
     for rank in plan.ranks:
         for update in rank.updates:
             for batch in update:
-                assert batch.padded_tokens <= config.tokens_per_microbatch
+                assert batch.computed_tokens <= config.tokens_per_microbatch
 
 
 @settings(max_examples=150, deadline=None)
@@ -98,12 +101,54 @@ def test_advantages_and_weights_are_made_anew_after_a_loss():
     assert after[0].weight == pytest.approx(1 / 4)
 
 
+def computed(rank):
+    return sum(batch.computed_tokens for update in rank.updates for batch in update)
+
+
 @settings(max_examples=80, deadline=None)
-@given(steps, st.integers(1, 4))
-def test_ranks_get_near_equal_tokens(step, ranks):
-    plan = plan_step(step, PlanSettings(ranks=ranks, tokens_per_microbatch=100))
-    tokens = [rank.tokens for rank in plan.ranks]
-    assert max(tokens) - min(tokens) <= max(s.total_tokens for s in plan.sequences)
+@given(steps, st.integers(1, 4), st.booleans())
+def test_ranks_get_near_equal_tokens(step, ranks, packed):
+    # In one micro-batch, so that no prompt is counted twice on a rank.
+    plan = plan_step(step, PlanSettings(ranks=ranks, tokens_per_microbatch=10_000, packed=packed))
+    tokens = [computed(rank) if packed else rank.tokens for rank in plan.ranks]
+    assert max(tokens) - min(tokens) <= max(s.total_tokens for s in plan.sequences) * (2 if packed else 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps, st.integers(1, 4), st.integers(90, 400))
+def test_packs_hold_a_groups_prompt_once_and_few_groups_are_divided(step, ranks, budget):
+    plan = plan_step(step, PlanSettings(ranks=ranks, tokens_per_microbatch=budget, packed=True))
+    packs = [batch for rank in plan.ranks for batch in rank.updates[0] if batch.sequences]
+    fed = sum(max(s.completion_tokens - 1, 0) for s in plan.sequences)
+    prompts = {s.locator.group: s.prompt_tokens for s in plan.sequences}
+    for batch in packs:
+        groups = {s.locator.group for s in batch.sequences}
+        own = sum(max(s.completion_tokens - 1, 0) for s in batch.sequences)
+        assert batch.computed_tokens == own + sum(prompts[group] for group in groups)
+    divisions = sum(len({s.locator.group for s in batch.sequences}) for batch in packs) - len(prompts)
+    assert divisions < len(packs)
+    assert sum(batch.computed_tokens for batch in packs) - fed >= sum(prompts.values())
+
+
+def test_packs_of_a_rank_are_of_near_equal_size():
+    """17 groups of 16 in packs of 32,768: three of about 24,000 tokens, not two full ones and a rest."""
+    rng = np.random.default_rng(0)
+    step = [selection(row, rng.integers(20, 512, 16), 128) for row in range(17)]
+    plan = plan_step(step, PlanSettings(ranks=1, tokens_per_microbatch=32_768, packed=True))
+    sizes = [batch.computed_tokens for batch in plan.ranks[0].updates[0]]
+    assert len(sizes) == -(-sum(sizes) // 32_768)
+    assert max(sizes) - min(sizes) <= 512 + 128
+
+
+def test_a_packs_count_is_what_is_computed():
+    """The plan's tokens are those of the tensors, and never more than the padded ones."""
+    step = [selection(0, [3, 1, 7, 5], 6), selection(1, [4], 3), selection(2, [1, 1, 9], 4)]
+    settings = PlanSettings(ranks=1, tokens_per_microbatch=400, packed=True)
+    (batch,) = plan_step(step, settings).ranks[0].updates[0]
+    pairs = [([s.locator.group.row] * s.prompt_tokens, list(range(s.completion_tokens))) for s in batch.sequences]
+    assert pack(pairs).input_ids.shape == (1, batch.computed_tokens) == (1, 6 + 2 + 6 + 4 + 3 + 3 + 4 + 8)
+    padded = plan_step(step, replace(settings, packed=False)).ranks[0].updates[0]
+    assert sum(one.computed_tokens for one in padded) > batch.computed_tokens
 
 
 def test_peak_grows_with_the_budget_and_not_with_the_number_of_rollouts():
@@ -115,11 +160,13 @@ def test_peak_grows_with_the_budget_and_not_with_the_number_of_rollouts():
     assert 256 < largest(64, 1024) <= 1024
 
 
-def test_a_rank_with_nothing_takes_dummy_passes():
-    plan = plan_step([selection(0, [40, 1])], PlanSettings(ranks=3, tokens_per_microbatch=45))
-    assert [len(rank.sequences) for rank in plan.ranks] == [1, 1, 0]
-    assert all(len(rank.updates[0]) == 1 for rank in plan.ranks)
-    assert plan.ranks[2].updates[0][0].padded_tokens == 0
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_rank_with_nothing_takes_dummy_passes(packed):
+    plan = plan_step([selection(0, [40, 1])], PlanSettings(ranks=3, tokens_per_microbatch=45, packed=packed))
+    assert sorted(len(rank.sequences) for rank in plan.ranks) == [0, 1, 1]
+    assert all(len(rank.updates[0]) == 1 and rank.updates[0][0].packed is packed for rank in plan.ranks)
+    (idle,) = (rank for rank in plan.ranks if not rank.sequences)
+    assert idle.updates[0][0].computed_tokens == 0
 
 
 def test_impossible_steps_are_refused():

@@ -1,17 +1,21 @@
 """One rank, real DeepSpeed: the update equals that of one big batch in plain torch."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pods_cluster.learning.forward import Policy, collate
-from pods_cluster.learning.learner_group import plan_settings
+from pods_cluster.learning.forward import Policy
 from pods_cluster.learning.policy_model import ModelError, load_model, parameter_groups
-from pods_cluster.learning.step_plan import plan_step
+from pods_cluster.learning.step_plan import plan_settings, plan_step
+from pods_cluster.learning.token_batch import pack
 from pods_cluster.learning.trainer import Trainer, correction_is_on
 from tests.learning.support import OneBigBatch, config_for, make_step, true_log_probs
 
 RATES = [1e-2, 3e-3]
+REFERENCE = {"kernels": "plain", "packing": "off"}
 
 
 def run(config, steps=RATES):
@@ -20,7 +24,7 @@ def run(config, steps=RATES):
     results = []
     for seed, rate in enumerate(steps):
         selections, rollouts = make_step(seed)
-        plan = plan_step(selections, plan_settings(config))
+        plan = plan_step(selections, plan_settings(config, packed=trainer.packed))
         results.append(trainer.train(plan.ranks[0], rollouts, rate))
     return trainer, results
 
@@ -55,14 +59,30 @@ def assert_same_parameters(found, expected, atol=5e-6):
         {"zero_stage": 3, "tokens_per_microbatch": 64, "loss": "dr_grpo"},
         {"zero_stage": 2, "updates_per_batch": 2, "kl": {"coefficient": 0.1}, "gradient_checkpointing": True},
         {"zero_stage": 3, "correction": {"mode": "on", "cap": 1.5}, "max_grad_norm": 0.0},
+        {"zero_stage": 1, "tokens_per_microbatch": 40, "packing": "off"},
+        {"zero_stage": 2, "tokens_per_microbatch": 64, "correction": {"mode": "on"}, "kernels": "plain"},
+        {"zero_stage": 3, "tokens_per_microbatch": 64, **REFERENCE},
+        {"zero_stage": 2, "updates_per_batch": 2, "kl": {"coefficient": 0.1}, **REFERENCE},
     ],
-    ids=["zero1", "zero2-token-mean", "zero3-dr-grpo", "two-updates-kl", "zero3-correction"],
+    ids=[
+        "zero1",
+        "zero2-token-mean",
+        "zero3-dr-grpo",
+        "two-updates-kl",
+        "zero3-correction",
+        "padded",
+        "loss-apart",
+        "reference-zero3",
+        "reference-two-updates-kl",
+    ],
 )
 def test_update_equals_one_big_batch(one_rank, model_folder, learner):
     config = config_for(model_folder, **learner)
     trainer, results = run(config)
     truth = big_batch(config, model_folder, correct=correction_is_on(config))
     assert trainer.chunked_head
+    assert trainer.packed == (config.learner.packing != "off")
+    assert trainer.engine.policy.fused_loss == (config.learner.kernels != "plain")
     assert_same_parameters(weights_of(trainer), truth.parameters())
     norms = [norm for result in results for norm in result.grad_norms]
     assert norms == pytest.approx(truth.norms, rel=1e-3)
@@ -147,19 +167,23 @@ def test_bfloat16_keeps_float32_masters_and_gradient_sums(one_rank, model_folder
         correction={"mode": "off"},
         top={"model": {"dtype": "bfloat16"}},
     )
-    plan = plan_step(selections, plan_settings(config)).ranks[0]
     trainer = Trainer(config, 0, 1)
+    plan = plan_step(selections, plan_settings(config, packed=trainer.packed)).ranks[0]
     result = trainer.train(plan, rollouts, 1e-6)
 
-    policy = Policy(load_model(config.model))
+    policy = Policy(load_model(config.model), fused_loss=True)
     policy.enable_chunked_head()
+    assert policy.enable_packing() is None
     total = {name: torch.zeros(p.shape) for name, p in policy.named_parameters()}
     for microbatch in plan.updates[0]:
         held = [rollouts[s.locator] for s in microbatch.sequences]
-        batch = collate([(r.prompt_ids, r.token_ids) for r in held])
-        log_probs, _ = policy(batch.input_ids, batch.positions, batch.targets, 0.8)
+        batch = pack([(r.prompt_ids, r.token_ids) for r in held])
         values = torch.tensor([s.advantage * s.token_weight for s in microbatch.sequences])[batch.rows]
-        (-(values * (log_probs - log_probs.detach()).exp()).sum()).backward()
+
+        def token_loss(log_probs, tokens, values=values):
+            return -values[tokens] * (log_probs - log_probs.detach()).exp()
+
+        policy(batch, 0.8, token_loss)[2].backward()
         for name, parameter in policy.named_parameters():
             total[name] += parameter.grad.float()
             parameter.grad = None
@@ -169,6 +193,22 @@ def test_bfloat16_keeps_float32_masters_and_gradient_sums(one_rank, model_folder
     optimizer = trainer.engine.engine.optimizer.optimizer
     assert all(p.dtype == torch.float32 for group in optimizer.param_groups for p in group["params"])
     assert trainer.engine.optimizer_bytes() >= 3 * 4 * trainer.trainable
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_bfloat16_step_whose_gradient_is_not_finite_is_skipped(one_rank, model_folder, stage):
+    config = config_for(model_folder, zero_stage=stage, top={"model": {"dtype": "bfloat16"}})
+    trainer = Trainer(config, 0, 1)
+    before = weights_of(trainer)
+    selections, rollouts = make_step(0)
+    plan = plan_step(selections, plan_settings(config, packed=trainer.packed)).ranks[0]
+    broken = replace(plan.updates[0][0].sequences[0], advantage=float("inf"))
+    first = replace(plan.updates[0][0], sequences=(broken, *plan.updates[0][0].sequences[1:]))
+    result = trainer.train(replace(plan, updates=((first, *plan.updates[0][1:]),)), rollouts, 1e-2)
+    assert math.isnan(result.grad_norms[0])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
+    trainer.train(plan, rollouts, 1e-2)
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
 
 
 def test_score_is_batched_by_the_budget_and_keeps_the_order(one_rank, model_folder):

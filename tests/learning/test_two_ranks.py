@@ -59,11 +59,10 @@ def test_shapes_are_whole_under_zero_3(pair):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_optimizer_bytes_fall_with_the_world_size(pair, one_rank, model_folder, stage):
     alone = Trainer(config_for(model_folder, zero_stage=stage), 0, 1)
-    from pods_cluster.learning.learner_group import plan_settings
-    from pods_cluster.learning.step_plan import plan_step
+    from pods_cluster.learning.step_plan import plan_settings, plan_step
 
     selections, rollouts = make_step(0)
-    alone.train(plan_step(selections, plan_settings(alone.config)).ranks[0], rollouts, 1e-3)
+    alone.train(plan_step(selections, plan_settings(alone.config, packed=alone.packed)).ranks[0], rollouts, 1e-3)
     whole = alone.engine.optimizer_bytes()
     assert whole >= 3 * 4 * alone.trainable  # two moments and the weights, float32
     for rank in pair:

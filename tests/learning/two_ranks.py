@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pods_cluster.learning.learner_group import plan_settings
-from pods_cluster.learning.step_plan import plan_step
+from pods_cluster.learning.step_plan import plan_settings, plan_step
 from pods_cluster.learning.trainer import Trainer
 from tests.learning.support import config_for, make_step
 
@@ -35,7 +34,7 @@ def train(scenario: str, model: Path, rank: int, ranks: int) -> dict[str, Any]:
     results = []
     for seed, rate in enumerate(RATES):
         selections, rollouts = make_step(seed, kept)
-        plan = plan_step(selections, plan_settings(config))
+        plan = plan_step(selections, plan_settings(config, packed=trainer.packed))
         results.append(trainer.train(plan.ranks[rank], rollouts, rate))
     specs = trainer.model_weights.specs()
     middle = len(specs) // 2
@@ -45,7 +44,7 @@ def train(scenario: str, model: Path, rank: int, ranks: int) -> dict[str, Any]:
         "weights": {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=False)},
         "shapes": {spec.name: spec.shape for spec in specs},
         "norms": [norm for result in results for norm in result.grad_norms],
-        "tokens": [result.real_tokens for result in results],
+        "tokens": [result.sequence_tokens for result in results],
         "microbatches": [result.microbatches for result in results],
         "sums": [result.stats.sums for result in results],
         "optimizer_bytes": trainer.engine.optimizer_bytes(),
