@@ -24,7 +24,12 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("learning/test_learner_group.py",),
     ("generation/test_pool.py",),
     # a process group of one rank in this process, and one pair of ranks beside it
-    ("learning/test_resharding.py", "learning/test_two_ranks.py", "learning/test_trainer.py"),
+    (
+        "learning/test_resharding.py",
+        "learning/test_two_ranks.py",
+        "learning/test_trainer.py",
+        "learning/test_export.py",
+    ),
     ("run/test_agreement.py",),
     ("generation/engines/vllm/test_tensor_parallel.py",),
     ("generation/engines/vllm/test_process.py",),
