@@ -390,7 +390,7 @@ def test_weights_arrive_between_steps_and_evaluation_uses_them(
 
 def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, reports: Reports) -> None:
     config = make_config(
-        engine="paced", engine_options={"tokens_per_second": 40.0, "shortest": 8, "longest": 8}, max_sequences=3
+        engine="paced", engine_options={"tokens_per_second": 5.0, "shortest": 8, "longest": 8}, max_sequences=3
     )
 
     async def body(pool: GeneratorPool) -> None:
