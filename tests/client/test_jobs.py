@@ -56,7 +56,8 @@ def head() -> Iterator[Head]:
             env.pop(name, None)
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
                    "--dashboard-host=127.0.0.1", f"--dashboard-port={server}", "--num-cpus=4",
-                   "--disable-usage-stats"]  # fmt: skip
+                   # the agent takes jobs on a fixed port, which another cluster of this machine may have
+                   f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"]  # fmt: skip
         log = (Path(folder) / "log").open("w+")
         process = subprocess.Popen(
             command, env={**env, "RAY_AUTH_MODE": "token"}, stdout=log, stderr=log, start_new_session=True
