@@ -13,6 +13,7 @@ from pods_cluster.run.ray_access import check_reachable
 
 
 def test_ray_client_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests of this process may have a cluster
     config = load_config(CONFIG, ["cluster.address=ray://head:10001"])
     with pytest.raises(ClusterError, match=r"cluster.address: ray://head:10001 .*pods submit .*http://host:8265"):
         connect(config)

@@ -87,13 +87,10 @@ def test_a_controller_that_stops_answering_ends_the_command(
 def test_a_run_that_cannot_be_opened_in_time_is_given_up(
     cluster: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the rule is imported while the run is opened
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.setattr(driver, "OPEN_SECONDS", 3.0)
     # meanwhile the controller answers: its silence is not what ends this
     monkeypatch.setattr(driver, "SILENCE_SECONDS", 2.0)
-    config = config_of(
-        made, tmp_path, "unopened", f"selector.rule={tmp_path / 'slow.py'}:rule", "selector.settle=abort"
-    )
+    # the rule is imported while the run is opened
+    config = config_of(made, tmp_path, "unopened", "selector.rule=tests.client.slow_rule:rule", "selector.settle=abort")
     with pytest.raises(RunError, match=r"unopened/controller/0: .* did not open the run within 3 s"):
         driver.train(config, live=False)
