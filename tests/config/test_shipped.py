@@ -12,6 +12,8 @@ from pods_cluster.client.check import check, plan_of
 from pods_cluster.client.demo import CONFIG as QUICKSTART
 from pods_cluster.config import Config, load_config
 from pods_cluster.data.errors import DataError
+from pods_cluster.sizing.balance import StepShape
+from pods_cluster.sizing.card_splits import cards_needed
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -149,3 +151,9 @@ def test_the_chemistry_template_names_what_is_missing(arm: str, model: Path) -> 
     with pytest.raises(DataError, match=r"data\.path: 'data/chemistry-is-not-public/train\.jsonl' does not exist"):
         check(load_config(PAPER[f"d-{arm}"], [f"model.path={model}"]))
     assert PAPER[f"d-{arm}"].read_text().count("MISSING:") == 3
+
+
+def test_one_card_holds_the_pools_that_share_it() -> None:
+    shape = StepShape.of(load_config(ROOT / "configs" / "gsm8k-1gpu.yaml"))
+    assert (shape.ranks, shape.generators) == (1, 1)
+    assert cards_needed(shape) == 1
