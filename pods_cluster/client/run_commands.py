@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from pods_cluster.client.controls import LiveStatus
@@ -93,6 +94,7 @@ def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> 
     from pods_cluster.client.run_handle import RunAccessError, find_run
     from pods_cluster.client.run_state import read_run_state
     from pods_cluster.run import checkpoints
+    from pods_cluster.telemetry.health_report import read_health
 
     found = find_run(run, address)
     live: LiveStatus | None = None
@@ -106,7 +108,9 @@ def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> 
     if found.folder is not None:
         state = read_run_state(found.folder, found.name)
         saved = checkpoints.latest(found.folder.checkpoints)
+        health = read_health(found.folder)
         row = _row(state) | {"text": state.text, "checkpoint": str(saved) if saved else None}
+        row["health"] = health.as_dict() if health is not None else None
     elif live is None:
         raise RunAccessError(why_not_live)
     row["live"] = live.model_dump(mode="json") if live is not None else None
@@ -179,6 +183,8 @@ def _row(state: RunState) -> dict[str, Any]:
 
 
 def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str) -> None:
+    from pods_cluster.telemetry.panel import HEALTH_COLORS
+
     console = Console()
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -193,6 +199,10 @@ def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str
         line("folder", row["folder"])
         line("state", f"{row['status']}: {row['text']}")
         line("step", f"{_text(row['step'])} of {_text(row['steps'])}, written {_ago(row['updated'])}")
+        if row["health"] is not None:
+            table.add_row("health", Text(row["health"]["line"], style=HEALTH_COLORS[row["health"]["level"]]))
+            if row["health"]["level"] != "info" and row["health"]["pace"]:
+                line("pace", row["health"]["pace"])
         line("reward", None if row["reward"] is None else f"{row['reward']:.4g}")
         line("checkpoint", row["checkpoint"] or "none yet")
     if live is not None:

@@ -6,11 +6,12 @@ in order; what holds now is `findings`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pods_cluster.telemetry.health_rules import RULES, Finding, Record, Rule, Window
+from pods_cluster.telemetry.health_rules import RULES, Finding, Level, Record, Rule, Window, pace_of
+
+LEVELS: tuple[Level, ...] = ("info", "warning", "error")
 
 
 class Health:
@@ -21,6 +22,16 @@ class Health:
         self.window = Window()
         self.findings: list[Finding] = []
 
+    @classmethod
+    def after(cls, records: Iterable[Record]) -> Health:
+        """The health after these records, judged once, at their end."""
+        health = cls()
+        for record in records:
+            if "timing_s/step" in record:
+                health.window.add(record)
+        health._judge()
+        return health
+
     def add(self, record: Record) -> tuple[list[Finding], list[str]]:
         """Take in a step's record: the findings that are new with it, and the names of rules that hold no more.
 
@@ -30,22 +41,26 @@ class Health:
             return [], []
         self.window.add(record)
         before = {finding.rule for finding in self.findings}
-        checked = [rule.check(self.window, rule.threshold) for rule in self.rules]
-        self.findings = [finding for finding in checked if finding is not None]
+        self._judge()
         now = {finding.rule for finding in self.findings}
         return [finding for finding in self.findings if finding.rule not in before], sorted(before - now)
 
     def tell(self, record: Record, recorder: Any) -> dict[str, float]:
-        """Take in a step's record, record findings that begin and end by `recorder.event`, and return
-        `metrics` for it; empty for a record without a step's work.
+        """Take in a step's record, record warnings that begin and end by `recorder.event`, and return
+        `metrics` for it; empty for a record without a step's work. Hints are in the metrics alone.
         """
+        hints = {finding.rule for finding in self.findings if finding.level == "info"}
         begun, ended = self.add(record)
         for finding in begun:
-            text = f"{finding.text}: {finding.advice}"
+            if finding.level == "info":
+                continue
+            text = f"{finding.text}; {finding.advice}"
             recorder.event(
                 "health", text, level=finding.level, rule=finding.rule, advice=finding.advice, link=finding.link
             )
         for rule in ended:
+            if rule in hints:
+                continue
             recorder.event("health_over", f"{rule}: holds no more", rule=rule)
         return self.metrics() if "timing_s/step" in record else {}
 
@@ -54,34 +69,38 @@ class Health:
         speaking = {finding.rule for finding in self.findings}
         return {f"health/{rule.name}": float(rule.name in speaking) for rule in self.rules}
 
+    def _judge(self) -> None:
+        checked = [rule.check(self.window, rule.threshold) for rule in self.rules]
+        self.findings = [finding for finding in checked if finding is not None]
+
     @property
     def pace(self) -> str:
         """Which pool sets the pace, and what would change that; empty while it is not known."""
-        window = self.window
-        generate, update = window.mean("balance/generate_seconds"), window.mean("balance/update_seconds")
-        step = window.mean("timing_s/step")
-        if not (generate > 0 and update > 0 and step > 0):
-            return ""
-        waited = window.mean("timing_s/wait")
-        if math.isnan(waited):
-            return f"the pools take turns: generating {generate:.1f} s, updating {update:.1f} s a step (staleness: 0)"
-        if generate > 1.15 * update:
-            balanced = window.mean("balance/generators")
-            enough = (
-                f"; about {math.ceil(balanced)} generators would keep up with it" if math.isfinite(balanced) else ""
-            )
-            return f"the generators set the pace: the learner waits {max(waited, 0.0) / step:.0%} of a step{enough}"
-        if update > 1.15 * generate:
-            n = window.mean("balance/rollouts_per_prompt")
-            more = f", or use the idle generators with {n:.0f} rollouts a prompt" if math.isfinite(n) else ""
-            return f"the learner sets the pace: generating takes {generate / update:.0%} of its time; add ranks{more}"
-        return "both pools are busy"
+        pace = pace_of(self.window)
+        return "; ".join(part for part in (pace.text, pace.advice) if part) if pace is not None else ""
+
+    @property
+    def level(self) -> Level:
+        """The worst level of the findings; `info` of a healthy run."""
+        return worst_level(self.findings)
 
     @property
     def line(self) -> str:
         """The run's health in one line: the worst finding and what to do, or that nothing is wrong."""
-        if not self.findings:
-            return f"healthy; {self.pace}" if self.pace else "healthy"
-        worst = min(self.findings, key=lambda finding: finding.level != "error")
-        more = f" (+{len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-        return f"{worst.text}: {worst.advice}{more}"
+        return health_line(self.findings, self.pace)
+
+
+def worst_level(findings: Sequence[Finding]) -> Level:
+    """The worst level of some findings; `info` where there is none."""
+    return max((finding.level for finding in findings), key=LEVELS.index, default="info")
+
+
+def health_line(findings: Sequence[Finding], pace: str = "") -> str:
+    """One line on these findings: the worst with its advice and how many more there are, or `healthy` and the pace."""
+    wrong = sorted(
+        (finding for finding in findings if finding.level != "info"), key=lambda found: -LEVELS.index(found.level)
+    )
+    if not wrong:
+        return f"healthy; {pace}" if pace else "healthy"
+    more = f" (+{len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{wrong[0].text}; {wrong[0].advice}{more}"

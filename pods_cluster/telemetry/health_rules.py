@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Record = Mapping[str, float]
+Level = Literal["info", "warning", "error"]
+"""`info` is a hint: the run is healthy with it."""
 WINDOW = 10
 """Steps that a rule looks at."""
 GUIDE = "docs/troubleshooting.md"
@@ -22,7 +24,7 @@ class Finding:
     """What a rule found: `text` says it with its numbers, `advice` what to change."""
 
     rule: str
-    level: Literal["warning", "error"]
+    level: Level
     text: str
     advice: str
 
@@ -70,7 +72,7 @@ class Rule:
     check: Callable[[Window, float], Finding | None]
 
 
-def _warn(rule: str, text: str, advice: str, level: Literal["warning", "error"] = "warning") -> Finding:
+def _warn(rule: str, text: str, advice: str, level: Level = "warning") -> Finding:
     return Finding(rule, level, text, advice)
 
 
@@ -215,6 +217,48 @@ def _slow_scoring(window: Window, threshold: float) -> Finding | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Which pool sets the pace, what would change that, and the share of a step in which the other one waits."""
+
+    text: str
+    advice: str = ""
+    waiting: float = 0.0
+
+
+def pace_of(window: Window) -> Pace | None:
+    """The pace of the last steps; None while it is not known. Where the pools take turns neither waits for the other."""
+    generate, update = window.mean("balance/generate_seconds"), window.mean("balance/update_seconds")
+    step = window.mean("timing_s/step")
+    if not (generate > 0 and update > 0 and step > 0):
+        return None
+    waited = window.mean("timing_s/wait")
+    if math.isnan(waited):
+        return Pace(f"the pools take turns: generating {generate:.1f} s, updating {update:.1f} s a step (staleness: 0)")
+    if generate > 1.15 * update:
+        share, balanced = min(max(waited, 0.0) / step, 1.0), window.mean("balance/generators")
+        enough = f"; about {math.ceil(balanced)} would keep up with it" if math.isfinite(balanced) else ""
+        return Pace(
+            f"the generators set the pace: the learner waits {share:.0%} of a step", f"add generators{enough}", share
+        )
+    if update > 1.15 * generate:
+        n = window.mean("balance/rollouts_per_prompt")
+        more = f", or use the idle generators with {n:.0f} rollouts a prompt" if math.isfinite(n) else ""
+        return Pace(
+            f"the learner sets the pace: generating takes {generate / update:.0%} of its time",
+            f"add learner ranks{more}",
+            1 - generate / update,
+        )
+    return Pace("both pools are busy")
+
+
+def _bottleneck(window: Window, threshold: float) -> Finding | None:
+    pace = pace_of(window)
+    if pace is None or not pace.waiting > threshold:
+        return None
+    return _warn("bottleneck", pace.text, pace.advice, "info")
+
+
 RULES: tuple[Rule, ...] = (
     Rule("no-update", "Steps in a row without an update.", 3, _no_update),
     Rule("excluded", "Share of rollouts without a valid reward.", 0.01, _excluded),
@@ -227,6 +271,7 @@ RULES: tuple[Rule, ...] = (
     Rule("workers-replaced", f"Generators replaced within {WINDOW} steps.", 3, _replaced),
     Rule("preemptions", "Share of rollouts that an engine pushed out of its cache.", 0.05, _preempted),
     Rule("slow-rewards", "Time from a rollout's end to its reward, as a share of a step.", 0.5, _slow_scoring),
+    Rule("bottleneck", "Share of a step in which one pool waits for the other.", 0.25, _bottleneck),
 )
 
 

@@ -154,18 +154,26 @@ def sample_lines(path: str | Path, count: int, span: int = 16_384) -> list[dict[
 
 def newest(path: str | Path, test: Callable[[dict[str, Any]], bool], size: int = 65_536) -> dict[str, Any] | None:
     """The newest object in the last `size` bytes of a file that passes the test."""
-    try:
-        with Path(path).open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(end - size, 0))
-            data = file.read()
-    except OSError:
-        return None
-    for piece in reversed(data.split(b"\n")[0 if end <= size else 1 :]):
+    for piece in reversed(_last_lines(path, size)):
         value = parse(piece) if piece else None
         if value is not None and test(value):
             return clean(value)
     return None
+
+
+def last_objects(path: str | Path, size: int) -> list[dict[str, Any]]:
+    """The objects of the whole lines in the last `size` bytes of a file, in the order written."""
+    return [value for piece in _last_lines(path, size) if piece and (value := parse(piece)) is not None]
+
+
+def _last_lines(path: str | Path, size: int) -> list[bytes]:
+    try:
+        with Path(path).open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - size, 0))
+            return file.read().split(b"\n")[0 if end <= size else 1 :]
+    except OSError:
+        return []
 
 
 def read_json(path: Path, limit: int = 4 * 2**20) -> dict[str, Any] | None:

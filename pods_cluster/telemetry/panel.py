@@ -26,6 +26,7 @@ STAGE_COLORS = {
     "eval": "bright_blue",
     "checkpoint": "bright_magenta",
 }
+HEALTH_COLORS = {"info": "green", "warning": "yellow", "error": "bold red"}
 FATE_COLORS = {Fate.TRAINED: "green", Fate.LOST: "red", Fate.STALE: "yellow", Fate.TOO_FEW_VALID: "yellow"}
 
 
@@ -35,6 +36,7 @@ def panel(state: ProgressState) -> RenderableType:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1)
     for title, content in (
+        ("health", _health(state)),
         ("step", _steps(state)),
         ("rates", _rates(state)),
         ("ratio", _ratio(state)),
@@ -51,6 +53,17 @@ def panel(state: ProgressState) -> RenderableType:
     title = Text.assemble((f" {state.name} ", "bold"))
     subtitle = Text(f" {state.subtitle} ", style="dim") if state.subtitle else None
     return Panel(grid, box=ROUNDED, title=title, title_align="left", subtitle=subtitle, subtitle_align="right")
+
+
+def _health(state: ProgressState) -> Text | None:
+    """The health line, coloured by the worst finding; below it the pace, where the line has no room for it."""
+    health = state.health
+    if not health.window.records:
+        return None
+    text = Text(health.line, style=HEALTH_COLORS[health.level])
+    if health.level != "info" and health.pace:
+        text.append(f"\n{health.pace}", style="dim")
+    return text
 
 
 def _steps(state: ProgressState) -> RenderableType:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
+from pods_cluster.telemetry.health import Health
 from pods_cluster.telemetry.number_format import compact, duration, percent, plain_text
 from pods_cluster.telemetry.panel import panel
 
@@ -38,6 +39,7 @@ class ProgressState:
     events: deque[tuple[str, str, float | None]] = field(default_factory=lambda: deque(maxlen=3))
     warnings: int = 0
     stage: str = ""
+    health: Health = field(default_factory=Health)
     finished: bool = False
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=20))
     _elapsed: float = 0.0
@@ -55,6 +57,7 @@ class ProgressState:
             self._elapsed, self._seen_at = values["elapsed"], monotonic()
             if not self._marks or self._marks[-1][0] != self.step:
                 self._marks.append((self.step, values["elapsed"]))
+        self.health.add(values)
         if "reward" in values:
             self.rewards.append(values["reward"])
         for name, value in values.items():
@@ -165,11 +168,12 @@ class Progress:
         if self._live is None:
             self._print(line(self.state, record))
 
-    def event(self, kind: str, text: str, *, level: str = "info", elapsed: float | None = None, **_: Any) -> None:
+    def event(self, kind: str, text: str, *, level: str = "info", elapsed: float | None = None, **fields: Any) -> None:
         """Show an event; takes the fields of an event record, so `event(**record)` works."""
         self.state.event(kind, text, level=level, elapsed=elapsed)
         if self._live is None:
-            self._print(plain_text(text) if level == "info" else f"{level}: {plain_text(text)}")
+            link = f" ({plain_text(fields['link'])})" if fields.get("link") else ""
+            self._print((plain_text(text) if level == "info" else f"{level}: {plain_text(text)}") + link)
 
     def stage(self, stage: str) -> None:
         """Say what the run is doing now (shown on the panel only)."""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.telemetry.number_format import compact, duration, percent
+from pods_cluster.telemetry.panel import HEALTH_COLORS
 from pods_cluster.telemetry.summary import EVALS, Summary
 from pods_cluster.types import Fate
 
@@ -21,7 +22,7 @@ def render(summary: Summary) -> RenderableType:
         f" {summary.status} after {summary.steps} step{'s' if summary.steps != 1 else ''} ",
         f"in {duration(summary.seconds)}",
     )
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [head, *_health(summary)]
     if summary.evaluations or summary.reward_first is not None:
         parts.append(_results_table(summary))
     parts.append(_facts_table(summary))
@@ -40,6 +41,23 @@ def render(summary: Summary) -> RenderableType:
     parts.append(places)
     parts += [Text(note, style="yellow") for note in summary.notes]
     return Group(*parts)
+
+
+def _health(summary: Summary) -> list[RenderableType]:
+    """The findings that held at the end, the worst first, with the share of steps in which each held; then those that
+    held earlier."""
+    shares, lines = summary.health_shares, []
+    wrong = [found for found in summary.health if found["level"] != "info"]
+    for found in sorted(wrong, key=lambda found: found["level"] != "error"):
+        share = f" ({percent(shares[found['rule']])} of the steps)" if found["rule"] in shares else ""
+        lines.append(Text(f"{found['text']}; {found['advice']}{share}", style=HEALTH_COLORS[found["level"]]))
+    now = {found["rule"] for found in summary.health}
+    earlier = [f"{rule} in {percent(share)} of the steps" for rule, share in shares.items() if rule not in now]
+    if earlier:
+        lines.append(Text(f"held earlier: {', '.join(earlier)}", style="dim"))
+    if summary.pace:
+        lines.append(Text(f"{'' if wrong else 'healthy; '}{summary.pace}", style="dim" if wrong else "green"))
+    return lines
 
 
 def _results_table(summary: Summary) -> Table:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pods_cluster.telemetry.catalog import STAGES
 from pods_cluster.telemetry.figure import save_figures, stages_overlap
+from pods_cluster.telemetry.health import Health
+from pods_cluster.telemetry.health_rules import RULES
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import Record, merge_steps
 from pods_cluster.types import Fate
@@ -60,6 +62,12 @@ class Summary:
     weights_version: int | None = None
     sync_seconds: float | None = None
     """Mean a version."""
+    health: list[dict[str, str]] = field(default_factory=list)
+    """Findings that held at the end: `rule`, `level`, `text`, `advice`, and `link` to the paragraph that explains it."""
+    health_shares: dict[str, float] = field(default_factory=dict)
+    """Share of the steps in which each rule held, where it held at all."""
+    pace: str = ""
+    """Which pool set the pace at the end, and what would change that."""
     warnings: int = 0
     errors: int = 0
     folder: str | None = None
@@ -130,6 +138,7 @@ def summarize(
     summary.weights_version = int(max(versions)) if versions else None
     syncs = [value for _, value in _series(merged, "weights/sync_seconds")]
     summary.sync_seconds = _mean(syncs) if syncs else None
+    _add_health(summary, merged)
     summary.warnings = sum(event.get("level") == "warning" for event in events)
     summary.errors = sum(event.get("level") == "error" for event in events)
     if summary.trained_nothing:
@@ -161,13 +170,24 @@ def write_summary(folder: RunFolder, *, status: str = "finished") -> Summary:
     return summary
 
 
+def _add_health(summary: Summary, records: Sequence[Record]) -> None:
+    finite = [{name: value for name, value in record.items() if _is_finite(value)} for record in records]
+    health = Health.after(finite)
+    summary.health = [asdict(finding) | {"link": finding.link} for finding in health.findings]
+    summary.pace = health.pace
+    for rule in RULES:
+        held = [value for _, value in _series(records, f"health/{rule.name}")]
+        if any(held):
+            summary.health_shares[rule.name] = _mean(held)
+
+
 def _series(records: Sequence[Record], name: str) -> list[tuple[int, float]]:
     """(step, value) where the metric has a finite value."""
-    return [
-        (record["step"], float(record[name]))
-        for record in records
-        if isinstance(record.get(name), (int, float)) and math.isfinite(record[name])
-    ]
+    return [(record["step"], float(record[name])) for record in records if _is_finite(record.get(name))]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _total(records: Sequence[Record], name: str) -> float | None:

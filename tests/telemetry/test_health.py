@@ -110,6 +110,12 @@ CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [
         [GOOD | {"scoring/seconds_mean": 2.0}] * 3,
         "waits 3.0 s for its reward, 75% of a step",
     ),
+    (
+        "bottleneck",
+        [GOOD | {"balance/generate_seconds": 4.0, "balance/update_seconds": 1.0, "timing_s/wait": 3.0}] * 3,
+        [GOOD | {"balance/generate_seconds": 4.0, "balance/update_seconds": 1.0, "timing_s/wait": 1.0}] * 3,
+        "the generators set the pace: the learner waits 75% of a step",
+    ),
 ]
 
 
@@ -129,6 +135,32 @@ def test_each_rule(rule: str, bad: list[dict[str, Any]], fair: list[dict[str, An
 
 def test_every_rule_has_a_case() -> None:
     assert {case[0] for case in CASES} == {rule.name for rule in RULES}
+
+
+class Told:
+    def __init__(self) -> None:
+        self.kinds: list[tuple[str, str]] = []
+
+    def event(self, kind: str, text: str, **fields: Any) -> None:
+        self.kinds.append((kind, fields["rule"]))
+
+
+def test_a_hint_is_measured_and_makes_no_event() -> None:
+    health, told = Health(), Told()
+    waiting = GOOD | {"balance/generate_seconds": 4.0, "balance/update_seconds": 1.0, "timing_s/wait": 3.0}
+    assert health.tell(waiting, told)["health/bottleneck"] == 1.0
+    assert health.level == "info"
+    assert health.line.startswith("healthy; the generators set the pace")
+    assert health.tell(waiting | {"completions/clipped_ratio": 0.9}, told)["health/truncated"] == 1.0
+    assert health.level == "warning"
+    for _ in range(WINDOW):
+        health.tell(GOOD, told)
+    assert told.kinds == [("health", "truncated"), ("health_over", "truncated")]
+
+
+@given(st.lists(st.sampled_from([GOOD, *(record for case in CASES for record in case[1][:1])]), max_size=30))
+def test_the_health_after_records_is_that_of_one_who_followed(records: list[dict[str, Any]]) -> None:
+    assert Health.after(records).findings == health_of(records).findings
 
 
 def test_a_finding_is_told_once_and_its_end_once() -> None:
@@ -166,7 +198,7 @@ def test_an_error_is_the_line_before_a_warning() -> None:
                 "timing_s/wait": 2.0,
                 "balance/generators": 5.2,
             },
-            "the generators set the pace: the learner waits 50% of a step; about 6 generators",
+            "the generators set the pace: the learner waits 50% of a step; add generators; about 6 would keep up",
         ),
         (
             {
