@@ -77,7 +77,7 @@ def live_status(config: Config, run: Run | None, stopping: str | None) -> LiveSt
         step=run.step,
         version=run.version,
         generators=there.serving,
-        learners=there.learners,
+        learners=run.scaler.training_ranks,
         target_generators=run.scaler.target.generators,
         target_learners=run.scaler.target.learners,
         stopping=run.stop_reason or stopping,

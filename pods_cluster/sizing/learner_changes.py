@@ -28,6 +28,8 @@ class LearnerChanges:
         self._reservation: asyncio.Task[None] | None = None
         self.reserved: int | None = None
         """The size for which room is reserved or looked for; None: neither."""
+        self.rebuilding_from: int | None = None
+        """The size before, while the group is rebuilt: the new ranks do not train yet. None otherwise."""
 
     @property
     def has_room(self) -> bool:
@@ -62,7 +64,15 @@ class LearnerChanges:
         """Give the group `ranks` ranks, its state through `folder`. Raises LearnerError when no group works afterwards."""
         before, began = self._learners.workers, time.monotonic()
         self._reservation, self.reserved = None, None
-        await self._publisher.close()
+        self.rebuilding_from = before
+        try:
+            await self._publisher.close()
+            await self._resize(ranks, before, began, folder)
+            await self._publisher.use_ranks(self._learners.handles)
+        finally:
+            self.rebuilding_from = None
+
+    async def _resize(self, ranks: int, before: int, began: float, folder: Path) -> None:
         try:
             await self._learners.resize(ranks, folder)
         except ResizeError as error:
@@ -72,7 +82,6 @@ class LearnerChanges:
             seconds = time.monotonic() - began
             self._notice("learners_rebuilt", f"the learner group has {ranks} rank(s) in place of {before}, its weights "
                          f"and optimiser state are the same; it took {seconds:.1f} s")  # fmt: skip
-        await self._publisher.use_ranks(self._learners.handles)
 
     def _reservation_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task is not self._reservation:

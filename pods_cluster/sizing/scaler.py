@@ -83,7 +83,14 @@ class Scaler:
     def pending(self) -> bool:
         """Whether a change is under way."""
         pools = self.now()
-        return self.target != Sizes(pools.serving, pools.learners) or self._generators.pending
+        sizes = Sizes(pools.serving, pools.learners)
+        return self.target != sizes or self._generators.pending or self._learners.rebuilding_from is not None
+
+    @property
+    def training_ranks(self) -> int:
+        """Learner ranks that train: while the group is rebuilt, those that it had before."""
+        before = self._learners.rebuilding_from
+        return self.learners.workers if before is None else before
 
     @property
     def note(self) -> str | None:
@@ -93,6 +100,10 @@ class Scaler:
         phases = Counter(worker.phase for worker in self.pool.states().values())
         shown = (WorkerPhase.WAITING, WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.LEAVING)
         parts = [f"{phases[phase]} generator(s) {phase}" for phase in shown if phases[phase]]
+        if self._learners.rebuilding_from is not None:
+            parts.append(
+                f"learner group is rebuilt: {self.learners.workers} rank(s) take over from {self.training_ranks}"
+            )
         if self.target.learners != self.learners.workers:
             parts.append(
                 f"learner group goes to {self.target.learners} rank(s)"

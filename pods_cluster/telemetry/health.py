@@ -92,7 +92,7 @@ class Health:
 
 def worst_level(findings: Sequence[Finding]) -> Level:
     """The worst level of some findings; `info` where there is none."""
-    return max((finding.level for finding in findings), key=LEVELS.index, default="info")
+    return LEVELS[max((LEVELS.index(finding.level) for finding in findings), default=0)]
 
 
 def health_line(findings: Sequence[Finding], pace: str = "") -> str:

@@ -241,6 +241,29 @@ def test_ranks_that_do_not_start_leave_the_group_as_it_was(tmp_path: Path):
     assert "2 learner rank(s) could not start; 1 go on" in loop.events("scale_failed")[0]
 
 
+def test_the_change_is_under_way_until_the_new_ranks_can_train(tmp_path: Path):
+    loop = Scaled(tmp_path)
+    loop.at = {1: loop.ask(learners=2)}
+    seen: list[tuple[int, str | None]] = []
+    resize, use_ranks = loop.learners.resize, loop.publisher.use_ranks
+
+    def look() -> None:
+        seen.append((loop.run.scaler.training_ranks, loop.run.scaler.note))
+
+    async def resize_and_look(workers: int, folder: Path) -> None:
+        await resize(workers, folder)  # from here on the group says that it has the new size
+        look()
+
+    async def use_and_look(ranks: Any) -> None:
+        look()
+        await use_ranks(ranks)
+
+    loop.learners.resize, loop.publisher.use_ranks = resize_and_look, use_and_look  # type: ignore[method-assign]
+    loop.main()
+    assert seen == [(1, "learner group is rebuilt: 2 rank(s) take over from 1")] * 2
+    assert (loop.run.scaler.training_ranks, loop.run.scaler.note) == (2, None)
+
+
 def test_a_group_that_is_lost_leaves_a_state_to_resume_from(tmp_path: Path):
     loop = Scaled(tmp_path)
     loop.learners.fatal = frozenset({2})

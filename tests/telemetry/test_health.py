@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.telemetry.health import Health
-from pods_cluster.telemetry.health_rules import RULES, WINDOW
+from pods_cluster.telemetry.health_rules import RULES, WINDOW, Finding
 
 GOOD: dict[str, float] = {
     "timing_s/step": 4.0,
@@ -165,6 +165,8 @@ def test_the_health_after_records_is_that_of_one_who_followed(records: list[dict
 
 def test_a_finding_is_told_once_and_its_end_once() -> None:
     health = Health()
+    new: list[Finding] = []
+    over: list[str] = []
     for _ in range(3):
         new, over = health.add(GOOD | {"generator/replaced": 1})
     assert [finding.rule for finding in new] == ["workers-replaced"]
