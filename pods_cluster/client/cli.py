@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,12 +41,23 @@ def train(
     plain: Annotated[bool, typer.Option("--plain", help="One line a step in place of the live display.")] = False,
 ) -> None:
     """Train a model: `pods train run.yaml learner.workers=2`."""
-    from pods_cluster.client.driver import train as run
+    from pods_cluster.client.refusals import how_to_resume, refuse_start
     from pods_cluster.telemetry.report import render
 
-    console = Console()
-    summary = run(load_config(config, overrides or []), resume=resume, console=console, live=False if plain else None)
+    loaded, console = load_config(config, overrides or []), Console()
+    refuse_start(loaded, resume=resume)
+    from pods_cluster.client.driver import train as run
+
+    again = "pods train " + shlex.join([str(config), *(overrides or []), "--resume"])
+    try:
+        summary = run(loaded, resume=resume, console=console, live=False if plain else None)
+    except Exception as error:
+        if hint := how_to_resume(loaded, again):
+            error.add_note(hint)
+        raise
     console.print(render(summary))
+    if summary.status == "stopped" and (hint := how_to_resume(loaded, again)):
+        console.print(hint, markup=False, highlight=False, soft_wrap=True)
     if summary.trained_nothing:
         raise typer.Exit(1)
 
@@ -181,7 +193,10 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("PODS_DEBUG") or not _for_people(error):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console = Console(stderr=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        for note in getattr(error, "__notes__", ()):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

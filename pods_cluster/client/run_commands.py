@@ -99,14 +99,14 @@ def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> 
     found = find_run(run, address)
     live: LiveStatus | None = None
     why_not_live = ""
-    if found.address is not None:
+    state = read_run_state(found.folder, found.name) if found.folder is not None else None
+    if found.address is not None and (state is None or state.status != "killed"):
         try:
             live = found.ask(found.controls.status(found.name))
         except NotLive as error:
             why_not_live = str(error)
     row: dict[str, Any] = {"name": found.name}
-    if found.folder is not None:
-        state = read_run_state(found.folder, found.name)
+    if found.folder is not None and state is not None:
         saved = checkpoints.latest(found.folder.checkpoints)
         health = read_health(found.folder)
         row = _row(state) | {"text": state.text, "checkpoint": str(saved) if saved else None}

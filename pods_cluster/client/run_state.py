@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pods_cluster.run.live_file import living_process
 from pods_cluster.telemetry.line_tail import newest
 from pods_cluster.telemetry.run_folder import RunFolder
 
-Status = Literal["running", "finished", "stopped", "failed", "silent"]
+Status = Literal["running", "finished", "stopped", "failed", "killed", "silent"]
 SILENT_AFTER = 120.0
 """Seconds without a new line after which a run whose writer is not seen counts as silent."""
 END_EVENTS = ("finished", "failed")
@@ -59,6 +60,11 @@ def run_status(folder: RunFolder, ended: dict[str, Any] | None, now: float | Non
             return "failed", text
         return ("stopped" if text.startswith("stopped") else "finished"), text
     if _is_locked(folder.path / ".lock"):
+        return "running", "a process of this machine is writing it"
+    process = living_process(folder)
+    if process is False:
+        return "killed", "its process is gone, and it has not ended; continue it with --resume"
+    if process:
         return "running", "a process of this machine is writing it"
     updated = last_written(folder)
     age = None if updated is None else (time.time() if now is None else now) - updated

@@ -1,10 +1,12 @@
-"""`live.json` in a run's folder: the address of the Ray cluster on which the run is alive. No ray."""
+"""`live.json` in a run's folder: the Ray cluster on which the run is alive, and the process that writes it. No ray."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import socket
+from pathlib import Path
 from typing import Any
 
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -13,8 +15,10 @@ LIVE_FILE = "live.json"
 
 
 def write_live_file(folder: RunFolder, address: str) -> None:
-    """Write the cluster's address and this process's id, so that `pods scale RUN` finds the run by its folder."""
-    values = {"address": address, "pid": os.getpid()}
+    """Write the cluster's address and which process this is, so that `pods scale RUN` finds the run by its folder, and
+    `pods status RUN` knows a killed one.
+    """
+    values = {"address": address, "pid": os.getpid(), "began": _began(os.getpid()), "machine": _machine()}
     with contextlib.suppress(OSError):  # the recorder reports a folder that cannot be written
         (folder.path / LIVE_FILE).write_text(json.dumps(values) + "\n", encoding="utf-8")
 
@@ -32,3 +36,33 @@ def read_live_file(folder: RunFolder) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) and isinstance(values.get("address"), str) else None
+
+
+def living_process(folder: RunFolder) -> int | bool | None:
+    """The id of the process that writes the run, where it is on this machine; False where it is gone without having
+    ended the run; None where that cannot be known: the run has ended, or is on another machine.
+    """
+    values = read_live_file(folder)
+    if values is None or not isinstance(values.get("pid"), int) or values.get("machine") != _machine():
+        return None
+    began = _began(values["pid"])
+    if began is None or began != values.get("began"):
+        return False  # or another process has its id by now
+    return values["pid"]
+
+
+def _machine() -> list[str] | None:
+    """The host's name and the namespace of its process ids: ids mean the same where both are equal."""
+    try:
+        return [socket.gethostname(), os.readlink("/proc/self/ns/pid")]
+    except OSError:
+        return None
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in ticks since the machine did; None where there is none, or it is dead and not collected."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if len(fields) < 20 or fields[0] in "ZX" else fields[19]

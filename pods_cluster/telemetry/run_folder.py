@@ -48,12 +48,7 @@ class RunFolder:
             try:
                 folder.path.mkdir()
             except FileExistsError:
-                if not folder.path.is_dir():
-                    raise RunFolderError(
-                        f"{folder.path}: is a file; run.dir and run.name must give a folder: change one of them"
-                    ) from None
-                if any(folder.path.iterdir()):
-                    raise RunFolderError(folder._occupied()) from None
+                cls.refuse_occupied(root, name)
             folder._make_parts()
             _write_atomically(folder.config, config_yaml)
         except OSError as error:
@@ -62,6 +57,22 @@ class RunFolder:
                 f"that can be written"
             ) from None
         return folder
+
+    @classmethod
+    def refuse_occupied(cls, root: str | Path, name: str) -> None:
+        """Raise RunFolderError where `create` would find a file, or a folder that holds anything."""
+        folder = cls(_absolute(root) / name)
+        try:
+            if folder.path.exists() and not folder.path.is_dir():
+                raise RunFolderError(
+                    f"{folder.path}: is a file; run.dir and run.name must give a folder: change one of them"
+                )
+            if folder.path.is_dir() and any(folder.path.iterdir()):
+                raise RunFolderError(folder._occupied())
+        except OSError as error:
+            raise RunFolderError(
+                f"{folder.path}: cannot be read ({error.strerror or error}); set run.dir to another place"
+            ) from None
 
     @classmethod
     def resume(cls, root: str | Path, name: str, config_yaml: str) -> RunFolder:

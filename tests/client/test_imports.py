@@ -95,6 +95,20 @@ def test_runs_and_status_work_without_the_packages_of_the_dashboard(tmp_path: Pa
     assert "12 of" in shown.stdout
 
 
+def test_a_run_that_cannot_start_is_refused_before_ray_is_imported(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "first", 2)
+    code = (
+        "import sys; sys.argv = ['pods', 'train', *sys.argv[1:]]\n"
+        "from pods_cluster.client.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 1\n"
+        "assert not {'ray', 'torch', 'transformers'} & set(sys.modules), 'imported'\n"
+    )
+    command = [sys.executable, "-c", code, str(folder.config)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "holds a run already" in result.stderr
+
+
 def test_the_dashboard_without_its_packages_names_what_to_install(tmp_path: Path) -> None:
     make_run(tmp_path, "first", 2)
     refused = pods_without_extra("dashboard", str(tmp_path))

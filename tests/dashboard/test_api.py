@@ -176,7 +176,7 @@ def test_prometheus_reads_metrics(tmp_path: Path) -> None:
     rewards = {sample.labels["name"]: sample.value for sample in families["pods_rewards_mean"].samples}
     assert rewards["a.b"] == 0.5
     states = {sample.labels["state"]: sample.value for sample in families["pods_run_state"].samples}
-    assert states == {"running": 1, "finished": 0, "stopped": 0, "failed": 0, "silent": 0}
+    assert states == {"running": 1, "finished": 0, "stopped": 0, "failed": 0, "killed": 0, "silent": 0}
     assert families["pods_step"].samples[0].value == 41
 
 
