@@ -92,3 +92,14 @@ class ScoringConfig(Section):
 
     workers: int = Field(default=1, ge=1)
     """Scorer processes for each generator worker."""
+    load_timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """Seconds that a scorer process may take to import and prepare all rewards, apart from any call; at most
+    `generator.start_timeout` counts while a generator starts."""
+    memory_limit: float | None = Field(default=4.0, gt=0)
+    """GiB that one scorer process may hold, with all that it starts (Linux); above it they are killed, and the reward
+    that ran counts as failed (`memory`). null: no limit."""
+    preload: bool = True
+    """Import the rewards once before any worker starts, on the node of the run's controller, so that what cannot be
+    imported ends the start within seconds; false: where only the workers' nodes can import them."""
+    patience: float = Field(default=300.0, gt=0)
+    """Seconds in which rewards fail and not one rollout gets a valid reward, after which the run ends with their cause."""

@@ -88,7 +88,7 @@ class GeneratorWorker:
         torch.set_num_threads(threads or max(1, int(self.config.generator.cpus_per_worker)))
         model = self.config.model
         with ThreadPoolExecutor(1) as pool:
-            scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring.workers)
+            scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring)
             try:
                 tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
                 engine = make_engine(self.config, tokenizer)

@@ -14,6 +14,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"  # ran past its time and was killed
     ERROR = "error"  # raised, or returned something that is no number
     DIED = "died"  # took its process down
+    MEMORY = "memory"  # held more than scoring.memory_limit, or found no memory
     NONE = "none"  # returned None where None is no answer
     NAN = "nan"
     INFINITE = "infinite"

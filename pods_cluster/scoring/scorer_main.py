@@ -1,99 +1,61 @@
 """The scorer process: loads the rewards, then runs calls as they come and answers each with one message.
 
-It imports neither torch nor ray unless a user's reward does, ignores Ctrl-C (its owner decides), and dies with the
-thread that owns it. That is why its own reads need no deadline: the owner's end closes the socket, and the kernel ends
-this process with its parent.
+It imports neither torch nor ray unless a user's reward does, ignores Ctrl-C (its owner decides), and dies with its
+keeper, which dies with the thread that owns both (`scorer_keeper`). That is why its own reads need no deadline: the
+owner's end closes the socket.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import pickle
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pods_cluster.config import RewardConfig, RewardConfigError
+from pods_cluster.scoring import scorer_keeper
 from pods_cluster.scoring.calling import CallBatch
+from pods_cluster.scoring.channel import Channel
 from pods_cluster.scoring.reward_range import into_range
 from pods_cluster.scoring.reward_registry import declared_range, describe_error, load_reward
 from pods_cluster.scoring.score import FailureKind, ScoreRequest
+from pods_cluster.scoring.scorer_output import speaker_mark
 
 Result = tuple[float | None, FailureKind | None, str]
 """One reward of one rollout: its value, or the kind and the message of its failure."""
 
-_PR_SET_PDEATHSIG = 1
-_HEADER = struct.Struct("!Q")
+Completion = tuple[int, str, Sequence[int] | None]
+"""One rollout as it is sent: the number of its row, its text, its token ids."""
 
 
-class Channel:
-    """Pickled messages over one end of a socket, with a deadline in seconds on each call (None: no deadline).
+def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
+    """Serves the pool at the other end of the socket until that end closes.
 
-    Raises EOFError when the other end is closed, TimeoutError when the deadline has passed.
+    `report` and `memory_limit` (bytes, 0: none) are for the keeper; see `scorer_keeper.keep`.
     """
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._buffer = bytearray()
-
-    def send(self, message: Any, timeout_s: float | None = None) -> None:
-        """Pickle a message and send all of it."""
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        self._socket.settimeout(timeout_s)
-        try:
-            self._socket.sendall(_HEADER.pack(len(data)) + data)
-        except (BrokenPipeError, ConnectionError) as error:
-            raise EOFError("the other end is gone") from error
-
-    def receive(self, timeout_s: float | None = None) -> Any:
-        """Wait for one whole message and return it."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._fill(_HEADER.size, deadline)
-        size = _HEADER.unpack_from(self._buffer)[0]
-        self._fill(_HEADER.size + size, deadline)
-        message = pickle.loads(bytes(self._buffer[_HEADER.size : _HEADER.size + size]))
-        del self._buffer[: _HEADER.size + size]
-        return message
-
-    def close(self) -> None:
-        """Close this end; the other end sees EOFError."""
-        self._socket.close()
-
-    def _fill(self, size: int, deadline: float | None) -> None:
-        # Large reads: all small results that have piled up arrive with one wake-up of the reading thread.
-        while len(self._buffer) < size:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError("no message in time")
-            self._socket.settimeout(left)
-            try:
-                data = self._socket.recv(1 << 16)
-            except ConnectionError as error:
-                raise EOFError("the other end is gone") from error
-            if not data:
-                raise EOFError("the other end is gone")
-            self._buffer += data
-
-
-def main(descriptor: int, parent: int) -> None:
-    """Serves the pool at the other end of the socket until that end closes."""
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
+    os.set_inheritable(report, False)
+    if scorer_keeper.AVAILABLE:
+        scorer_keeper.keep(parent, descriptor, report, memory_limit or None)
+        parent = os.getppid()
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     try:
+        channel.send(("pid", os.getpid()))
         rewards, columns = channel.receive()
         functions = []
         for index, reward in enumerate(rewards):
             channel.send(("loading", index))
+            _speak(index)
             try:
                 functions.append(load_reward(reward, index, columns))
             except RewardConfigError as error:
@@ -103,10 +65,16 @@ def main(descriptor: int, parent: int) -> None:
                 return channel.send(
                     ("failed", RewardConfigError(index, "name", reward.name, problem, "remove the cause"))
                 )
+            finally:
+                _flush()
         channel.send(("ready", None))
+        rows: dict[int, bytes] = {}
         while True:
-            payloads, calls = channel.receive()
-            _serve(channel, rewards, functions, payloads, calls)
+            fresh, forget, completions, calls = channel.receive()
+            for number in forget:
+                del rows[number]
+            rows.update(fresh)
+            _serve(channel, rewards, functions, rows, completions, calls)
     except EOFError:
         pass
     finally:
@@ -114,10 +82,10 @@ def main(descriptor: int, parent: int) -> None:
         os._exit(0)  # not through user code's exit handlers and threads
 
 
-def die_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """Ends this process when its parent ends, even inside a C loop that holds the interpreter (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if scorer_keeper.AVAILABLE:
+        scorer_keeper.die_with_parent(signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:
@@ -130,6 +98,12 @@ def _watch(parent: int) -> None:
     os._exit(0)
 
 
+def _speak(reward: int) -> None:
+    """Mark in the output that it is this reward's from here on."""
+    with contextlib.suppress(OSError):
+        os.write(1, speaker_mark(reward))
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -140,20 +114,40 @@ def _serve(
     channel: Channel,
     rewards: Sequence[RewardConfig],
     functions: Sequence[CallBatch],
-    payloads: Sequence[bytes],
+    rows: Mapping[int, bytes],
+    completions: Sequence[Completion],
     calls: Sequence[tuple[int, tuple[int, ...]]],
 ) -> None:
-    rows: dict[int, ScoreRequest] = {}
+    requests: dict[int, ScoreRequest] = {}
+    uses = Counter(index for _, indices in calls for index in indices)
+    speaking = -1
     for reward, indices in calls:
+        if reward != speaking:
+            speaking = reward
+            _speak(reward)
         try:
             for index in indices:
-                if index not in rows:
-                    rows[index] = pickle.loads(payloads[index])
-            raw = functions[reward]([rows[index] for index in indices])
+                if index not in requests:
+                    requests[index] = _request(rows, completions[index])
+            raw = functions[reward]([requests[index] for index in indices])
             results = read_results(raw, rewards[reward], len(indices))
+        except MemoryError as error:
+            results = [(None, FailureKind.MEMORY, describe_error(error))] * len(indices)
         except BaseException as error:  # SystemExit and KeyboardInterrupt are a reward's failures too
             results = [(None, FailureKind.ERROR, describe_error(error))] * len(indices)
+        _flush()
         channel.send(results)
+        for index in indices:
+            uses[index] -= 1
+            if not uses[index]:
+                requests.pop(index, None)
+
+
+def _request(rows: Mapping[int, bytes], completion: Completion) -> ScoreRequest:
+    """The rollout with its row, which is unpickled for each: a reward may change what it is given."""
+    number, text, token_ids = completion
+    prompt_text, answer, messages, columns = pickle.loads(rows[number])
+    return ScoreRequest(prompt_text, text, answer, messages, columns, token_ids)
 
 
 def read_results(raw: Any, reward: RewardConfig, count: int) -> list[Result]:

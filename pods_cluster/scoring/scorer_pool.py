@@ -7,17 +7,18 @@ hangs, dies or returns nonsense costs its own rollout that part and is counted u
 from __future__ import annotations
 
 import math
-import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from pods_cluster.config import RewardConfig, RewardConfigError
+from pods_cluster.config import RewardConfig, RewardConfigError, ScoringConfig
 from pods_cluster.scoring.reward_registry import check_rewards
+from pods_cluster.scoring.rows import Row, Rows
 from pods_cluster.scoring.score import FailureKind, Score, ScoreFailure, ScoreRequest
-from pods_cluster.scoring.scorer_main import Result
+from pods_cluster.scoring.scorer_main import Completion, Result
+from pods_cluster.scoring.scorer_output import Printed, ScorerOutput
 from pods_cluster.scoring.scorer_process import Call, ScorerLost, ScorerProcess, ScorerStartError
 from pods_cluster.scoring.scorer_stats import ScorerStats, StatsCounter
 from pods_cluster.scoring.total_reward import combine
@@ -25,12 +26,15 @@ from pods_cluster.scoring.total_reward import combine
 IDLE_SECONDS = 60.0
 """How long a thread without work sleeps before it looks again; a request or `close` wakes it at once."""
 START_GRACE_SECONDS = 30.0
-"""Time beyond `start_timeout_s` for killing a process that did not start and for reading its end."""
+"""Time beyond `scoring.load_timeout` for killing a process that did not start and for reading its end."""
+MESSAGE_BYTES = 32 << 20
+"""Size of the rows in one message to a process, after which it takes no more requests."""
 
 
 @dataclass(slots=True)
 class _Job:
-    payload: bytes
+    row: Row
+    completion: Completion
     future: Future[Score]
     waiting: int
     parts: dict[str, float | None] = field(default_factory=dict)
@@ -38,10 +42,10 @@ class _Job:
 
 
 class ScorerPool:
-    """Scores requests in `workers` processes. Usable from any thread; starts no process by fork.
+    """Scores requests in `scoring.workers` processes. Usable from any thread; starts no process by fork.
 
     rewards: every request gets all of them; one call of a reward may take its `timeout`.
-    start_timeout_s: seconds for a process to load all rewards (user imports included), apart from any call.
+    scoring: how many processes, and their limits.
     columns: the dataset's columns (`answer` included), to refuse at start a reward that needs another one.
     max_batch: most requests in one message to a process.
     samples: failure messages kept for each reward and kind.
@@ -52,28 +56,27 @@ class ScorerPool:
     def __init__(
         self,
         rewards: Sequence[RewardConfig],
-        workers: int = 1,
+        scoring: ScoringConfig | None = None,
         *,
-        start_timeout_s: float = 60.0,
         columns: Collection[str] | None = None,
         max_batch: int = 64,
         samples: int = 3,
     ) -> None:
         check_rewards(rewards, columns)
-        for name, value in (("workers", workers), ("max_batch", max_batch)):
-            if value < 1:
-                raise ValueError(f"{name}: {value} must be at least 1")
-        if not (math.isfinite(start_timeout_s) and start_timeout_s > 0):
-            raise ValueError(f"start_timeout_s: {start_timeout_s} must be a finite number of seconds above 0")
+        scoring = scoring or ScoringConfig()
+        if max_batch < 1:
+            raise ValueError(f"max_batch: {max_batch} must be at least 1")
         self._rewards = tuple(rewards)
         self._chunk = max(reward.batch for reward in rewards)
         self._max_batch = max(max_batch, self._chunk)
         self._stats = StatsCounter([reward.key for reward in rewards], samples)
+        self._output = ScorerOutput([reward.key for reward in rewards])
+        self._rows = Rows()
         self._queue: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._processes = [ScorerProcess(rewards, columns, start_timeout_s) for _ in range(workers)]
-        started: list[Future[None]] = [Future() for _ in range(workers)]
+        self._processes = [ScorerProcess(rewards, columns, scoring, self._output) for _ in range(scoring.workers)]
+        started: list[Future[None]] = [Future() for _ in range(scoring.workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, name=f"scorer-{index}", daemon=True)
             for index, pair in enumerate(zip(self._processes, started, strict=True))
@@ -82,11 +85,11 @@ class ScorerPool:
             thread.start()
         try:
             for future in started:
-                future.result(start_timeout_s + START_GRACE_SECONDS)
+                future.result(scoring.load_timeout + START_GRACE_SECONDS)
         except TimeoutError:
             self.close()
             raise ScorerStartError(
-                f"a scorer process did not start within {start_timeout_s + START_GRACE_SECONDS:g} s"
+                f"a scorer process did not start within {scoring.load_timeout + START_GRACE_SECONDS:g} s"
             ) from None
         except BaseException:
             self.close()
@@ -95,16 +98,19 @@ class ScorerPool:
     def submit(self, request: ScoreRequest, callback: Callable[[Future[Score]], object] | None = None) -> Future[Score]:
         """Queue one rollout; its Score comes as soon as its own rewards have run. Never blocks.
 
-        `callback` gets the done future, in a thread of the pool. The future raises nothing of its own: what fails is
-        in the Score. Raises TypeError when a column cannot be pickled, RuntimeError after close().
+        Requests with the same `columns` and `messages` (the objects) share what is sent of them. `callback` gets the done
+        future, in a thread of the pool. The future raises nothing of its own: what fails is in the Score. Raises
+        TypeError when a column cannot be pickled, RuntimeError after close().
         """
         future: Future[Score] = Future()
         if callback is not None:
             future.add_done_callback(callback)
-        job = _Job(_pickled(request), future, waiting=len(self._rewards))
         with self._changed:
             if self._closed:
                 raise RuntimeError("the scorer pool is closed")
+            row = self._rows.of(request)
+            completion = (row.number, request.completion, request.completion_ids)
+            job = _Job(row, completion, future, waiting=len(self._rewards))
             self._queue.append(job)
             self._changed.notify()
         return future
@@ -116,7 +122,11 @@ class ScorerPool:
 
     def stats(self) -> ScorerStats:
         """Return the counts so far, by reward and kind of failure, with samples of the messages."""
-        return self._stats.read()
+        return self._stats.read(self._output.total)
+
+    def printed(self, after: int = 0) -> Printed:
+        """Return what rewards printed after the first `after` lines, as far as it is kept."""
+        return self._output.read(after)
 
     def close(self) -> None:
         """Kill the processes. What was not scored gets a Score whose failures say `closed`."""
@@ -164,7 +174,11 @@ class ScorerPool:
                 closed = self._closed
                 share = math.ceil(len(self._queue) / len(self._processes))
                 size = len(self._queue) if closed else min(self._max_batch, max(share, self._chunk))
-                taken = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+                taken: list[_Job] = []
+                sizes: dict[int, int] = {}
+                while self._queue and len(taken) < size and (closed or sum(sizes.values()) < MESSAGE_BYTES):
+                    taken.append(self._queue.popleft())
+                    sizes[taken[-1].row.number] = len(taken[-1].row.data)
             jobs = [job for job in taken if job.future.set_running_or_notify_cancel()]
             if closed:
                 self._fail(jobs, self._calls(len(jobs)), FailureKind.CLOSED, "the scorer pool was closed")
@@ -184,7 +198,7 @@ class ScorerPool:
 
     def _score(self, process: ScorerProcess, jobs: list[_Job]) -> None:
         """Run every call; a call that fails for several rows is made again row by row, to find the bad one."""
-        payloads = [job.payload for job in jobs]
+        rows, completions = [job.row for job in jobs], [job.completion for job in jobs]
         calls = self._calls(len(jobs))
         while calls:
             again: list[Call] = []
@@ -198,20 +212,19 @@ class ScorerPool:
                     return
             done = 0
             try:
-                for results in process.run(payloads, calls):
+                for results in process.run(rows, completions, calls):
                     again += self._record(jobs, calls[done], results)
                     done += 1
             except ScorerLost as lost:
                 kind = FailureKind.CLOSED if self._closed else lost.kind
-                reward, rows = calls[done]
-                again += self._record(jobs, (reward, rows), [(None, kind, lost.message)] * len(rows))
+                again += self._record(jobs, calls[done], [(None, kind, lost.message)] * len(calls[done][1]))
                 done += 1
             calls = again + calls[done:]
 
     def _record(self, jobs: list[_Job], call: Call, results: list[Result]) -> list[Call]:
         """Record the results of one call, or return it split when the call as a whole failed on several rows."""
         index, rows = call
-        whole = (FailureKind.ERROR, FailureKind.LENGTH, FailureKind.TIMEOUT, FailureKind.DIED)
+        whole = (FailureKind.ERROR, FailureKind.LENGTH, FailureKind.TIMEOUT, FailureKind.DIED, FailureKind.MEMORY)
         if len(rows) > 1 and len({(kind, text) for _, kind, text in results}) == 1 and results[0][1] in whole:
             return [(index, (row,)) for row in rows]
         reward = self._rewards[index]
@@ -238,18 +251,3 @@ class ScorerPool:
         total = combine(self._rewards, parts, {failure.reward for failure in job.failures})
         self._stats.scored(total is not None)
         job.future.set_result(Score(total, parts, tuple(job.failures)))
-
-
-def _pickled(request: ScoreRequest) -> bytes:
-    try:
-        return pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        for name, value in request.columns.items():
-            try:
-                pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-            except Exception as cause:
-                raise TypeError(
-                    f"column {name!r} ({type(value).__name__}) cannot be sent to a scorer: {cause}. Drop the column "
-                    "or keep plain values in it"
-                ) from cause
-        raise TypeError(f"the request cannot be sent to a scorer: {error}") from error

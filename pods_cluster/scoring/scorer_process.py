@@ -13,14 +13,18 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from pods_cluster.config import RewardConfig, RewardConfigError
+from pods_cluster.config import RewardConfig, RewardConfigError, ScoringConfig
+from pods_cluster.scoring import scorer_keeper
+from pods_cluster.scoring.channel import Channel
+from pods_cluster.scoring.rows import Row, SentRows
 from pods_cluster.scoring.score import FailureKind
-from pods_cluster.scoring.scorer_main import Channel, Result
+from pods_cluster.scoring.scorer_main import Completion, Result
+from pods_cluster.scoring.scorer_output import ScorerOutput
 
 # A plain interpreter, not multiprocessing: that would import the parent's main module (in a Ray worker: ray) again.
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[3]); "
-    "from pods_cluster.scoring.scorer_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys, json; sys.path[:] = json.loads(sys.argv[5]); "
+    "from pods_cluster.scoring.scorer_main import main; main(*map(int, sys.argv[1:5]))"
 )
 
 Call = tuple[int, tuple[int, ...]]
@@ -30,6 +34,8 @@ SEND_SECONDS = 30.0
 """Deadline for handing calls to an idle process: it reads at once, unless the machine is stopped."""
 REAP_SECONDS = 10.0
 """Longest wait for the end of a killed process."""
+READ_SECONDS = 1.0
+"""Longest wait for the rest of what a killed process printed."""
 
 
 class ScorerStartError(RuntimeError):
@@ -45,37 +51,52 @@ class ScorerLost(Exception):
 
 
 class ScorerProcess:
-    """Owns at most one live process at a time. Only its owner thread calls it, except `close`, which any thread may."""
+    """Owns at most one live process at a time. Only its owner thread calls it, except `close`, which any thread may.
+
+    On Linux the child of this process is the scorer's keeper, see `scorer_keeper`: whatever a reward started ends with
+    the scorer. What rewards print goes to `output`.
+    """
 
     def __init__(
-        self, rewards: Sequence[RewardConfig], columns: Collection[str] | None, start_timeout_s: float
+        self,
+        rewards: Sequence[RewardConfig],
+        columns: Collection[str] | None,
+        scoring: ScoringConfig,
+        output: ScorerOutput,
     ) -> None:
         self._rewards = list(rewards)
         self._columns = columns
-        self._start_timeout_s = start_timeout_s
+        self._scoring = scoring
+        self._output = output
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        self._report = -1
+        self._reader: threading.Thread | None = None
+        self._sent = SentRows()
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the live process, if there is one."""
-        return None if self._process is None else self._process.pid
+        self.pid: int | None = None
+        """Process id of the live scorer, if there is one."""
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return (
+            self._process is not None
+            and self._process.poll() is None
+            and self._channel is not None
+            and not self._channel.ended
+        )
 
     def start(self) -> None:
         """Start a process and wait until every reward is loaded. Raises RewardConfigError or ScorerStartError."""
         self.kill()
         channel = self._spawn()
-        deadline = time.monotonic() + self._start_timeout_s
+        limit = self._scoring.load_timeout
+        deadline = time.monotonic() + limit
         loading = 0
         try:
-            channel.send((self._rewards, self._columns), self._start_timeout_s)
+            channel.send((self._rewards, self._columns), limit)
             while True:
                 what, value = channel.receive(max(0.0, deadline - time.monotonic()))
                 if what == "ready":
@@ -83,102 +104,152 @@ class ScorerProcess:
                 if what == "failed":
                     self.kill()
                     raise value
-                loading = value
+                if what == "pid":
+                    self.pid = value
+                else:
+                    loading = value
         except TimeoutError:
             self.kill()
-            raise self._start_error(loading, f"was not loaded within {self._start_timeout_s:g} s") from None
+            problem = f"was not loaded within {limit:g} s (scoring.load_timeout)"
+            raise self._start_error(loading, problem, "raise scoring.load_timeout, or load less") from None
         except EOFError:
-            end = self._how_it_ended()
+            kind, end = self._how_it_ended()
             self.kill()
-            raise self._start_error(loading, f"ended its process while it was loaded: {end}") from None
+            fix = "lower what it loads, or raise scoring.memory_limit" if kind is FailureKind.MEMORY else "mend it"
+            problem = f"ended its process while it was loaded: {end}"
+            raise self._start_error(loading, problem, fix) from None
 
-    def run(self, payloads: Sequence[bytes], calls: Sequence[Call]) -> Iterator[list[Result]]:
+    def run(
+        self, rows: Sequence[Row], completions: Sequence[Completion], calls: Sequence[Call]
+    ) -> Iterator[list[Result]]:
         """Run `calls` in order and yield the results of each.
 
-        `payloads` are pickled requests, one a row. Raises ScorerLost when the process hangs or dies: that concerns the
-        first call that was not yielded.
+        `rows` are those of the `completions`. Raises ScorerLost when the process hangs or dies: that concerns the first
+        call that was not yielded.
         """
         channel = self._channel
         assert channel is not None, "start() comes first"
         try:
-            channel.send((payloads, calls), SEND_SECONDS)
+            channel.send((*self._sent.send(rows), completions, calls), SEND_SECONDS)
         except (EOFError, TimeoutError):
-            end = self._how_it_ended()
-            self.kill()
-            raise ScorerLost(FailureKind.DIED, end) from None
+            raise self._lost() from None
         for reward, _ in calls:
             timeout_s = self._rewards[reward].timeout
             try:
                 results = channel.receive(timeout_s)
             except TimeoutError:
-                gone = not self.alive
-                end = self._how_it_ended() if gone else f"no result within {timeout_s:g} s; its process was killed"
+                if not self.alive:
+                    raise self._lost() from None
                 self.kill()
-                raise ScorerLost(FailureKind.DIED if gone else FailureKind.TIMEOUT, end) from None
+                text = f"no result within {timeout_s:g} s (reward.{reward}.timeout); its process was killed"
+                raise ScorerLost(FailureKind.TIMEOUT, text) from None
             except EOFError:
-                end = self._how_it_ended()
-                self.kill()
-                raise ScorerLost(FailureKind.DIED, end) from None
+                raise self._lost() from None
             yield results
 
     def kill(self) -> None:
-        """Kill the process and all that it started (its process group), and reap it."""
+        """Kill the process and all that it started, and reap it."""
         with self._lock:
             if self._process is not None:
-                try:
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    self._process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: waiting gains nothing
-                    self._process.wait(REAP_SECONDS)
+                self._end(self._process)
             if self._channel is not None:
                 self._channel.close()
-            self._process = self._channel = None
+            if self._report >= 0:
+                os.close(self._report)
+            if self._reader is not None:
+                self._reader.join(READ_SECONDS)
+            self._process = self._channel = self._reader = self.pid = None
+            self._report = -1
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if scorer_keeper.AVAILABLE:
+            process.terminate()
+            try:
+                process.wait(scorer_keeper.END_SECONDS + 1.0)
+                return
+            except subprocess.TimeoutExpired:  # the keeper is stopped, or something below it is stuck in the kernel
+                pass
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: waiting gains nothing
+            process.wait(REAP_SECONDS)
 
     def close(self) -> None:
         """Kill the process and refuse another start."""
         self._closed = True
         with self._lock:
             if self._process is not None and self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # the owner thread sees the end and reaps
+                # the owner thread sees the end and reaps
+                if scorer_keeper.AVAILABLE:
+                    self._process.terminate()
+                else:
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _spawn(self) -> Channel:
         ours, theirs = socket.socketpair()
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+        printed, prints = os.pipe()
+        report, reports = os.pipe()
+        limit = self._scoring.memory_limit
+        numbers = (theirs.fileno(), os.getpid(), reports, round(limit * 2**30) if limit is not None else 0)
         try:
             with self._lock:
                 if self._closed:
                     raise ScorerStartError("the scorer pool is closed")
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), path],
+                    [sys.executable, "-c", _BOOT, *map(str, numbers), path],
                     stdin=subprocess.DEVNULL,
-                    stdout=2,  # what user code prints must not mix into our own output
-                    pass_fds=(theirs.fileno(),),
+                    stdout=prints,
+                    stderr=prints,
+                    pass_fds=(theirs.fileno(), reports),
                     start_new_session=True,  # one group to kill, and no Ctrl-C from the terminal
                 )
-                self._channel = Channel(ours)
+                self._channel, self._report, self._sent = Channel(ours), report, SentRows()
+                self._reader = self._output.follow(printed)
                 return self._channel
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise ScorerStartError(f"no scorer process could be started: {error}") from error
+            os.close(printed)
+            os.close(report)
+            if isinstance(error, OSError):
+                raise ScorerStartError(f"no scorer process could be started: {error}") from error
+            raise
         finally:
             theirs.close()
+            os.close(prints)
+            os.close(reports)
 
-    def _how_it_ended(self) -> str:
-        """The end of the process in words, such as its exit code."""
+    def _lost(self) -> ScorerLost:
+        kind, end = self._how_it_ended()
+        self.kill()
+        return ScorerLost(kind, end)
+
+    def _how_it_ended(self) -> tuple[FailureKind, str]:
+        """The end of the process, as a kind of failure and in words, such as its exit code."""
         process = self._process
         if process is None:
-            return "its process was killed"
+            return FailureKind.DIED, "its process was killed"
         try:
-            code = process.wait(5.0)
+            code = process.wait(scorer_keeper.END_SECONDS)
         except subprocess.TimeoutExpired:
-            return "its process closed its connection"
+            return FailureKind.DIED, "its process closed its connection"
+        if scorer_keeper.AVAILABLE and code == 0:
+            found = json.loads(os.read(self._report, 4096) or "{}")
+            if found.get("memory") is not None:
+                held, limit = found["memory"] / 2**30, self._scoring.memory_limit
+                return FailureKind.MEMORY, (
+                    f"its process held {held:.3g} GiB, more than scoring.memory_limit: {limit:g}, and was killed"
+                )
+            if found.get("status") is not None:
+                code = os.waitstatus_to_exitcode(found["status"])
         if code >= 0:
-            return f"its process ended with exit code {code}"
+            return FailureKind.DIED, f"its process ended with exit code {code}"
         try:
-            return f"its process was ended by {signal.Signals(-code).name}"
+            return FailureKind.DIED, f"its process was ended by {signal.Signals(-code).name}"
         except ValueError:
-            return f"its process was ended by signal {-code}"
+            return FailureKind.DIED, f"its process was ended by signal {-code}"
 
-    def _start_error(self, index: int, problem: str) -> RewardConfigError:
-        return RewardConfigError(index, "name", self._rewards[index].name, problem, "see the scorer's output above")
+    def _start_error(self, index: int, problem: str, fix: str) -> RewardConfigError:
+        printed = self._output.tail()
+        said = f" (the last that was printed: {printed})" if printed else " (nothing was printed)"
+        return RewardConfigError(index, "name", self._rewards[index].name, problem + said, fix)

@@ -15,7 +15,7 @@ class ScorerStats:
 
     scored: requests answered; missing: those of them without a total. failures: reward -> kind -> count, and
     samples: reward -> kind -> its first messages. skipped: reward -> rows to which it did not apply.
-    restarts: processes started again after one was lost.
+    restarts: processes started again after one was lost. printed: lines that rewards printed and that can be read.
     """
 
     scored: int
@@ -24,6 +24,7 @@ class ScorerStats:
     failures: dict[str, dict[FailureKind, int]]
     skipped: dict[str, int]
     samples: dict[str, dict[FailureKind, list[str]]]
+    printed: int = 0
 
 
 class StatsCounter:
@@ -61,7 +62,7 @@ class StatsCounter:
             if len(kept) < self._keep:
                 kept.append(message)
 
-    def read(self) -> ScorerStats:
+    def read(self, printed: int = 0) -> ScorerStats:
         """Return a copy of the counts."""
         with self._lock:
             return ScorerStats(
@@ -74,4 +75,5 @@ class StatsCounter:
                     reward: {kind: list(texts) for kind, texts in kinds.items()}
                     for reward, kinds in self._samples.items()
                 },
+                printed,
             )

@@ -12,7 +12,7 @@ from concurrent.futures import as_completed, wait
 
 import pytest
 
-from pods_cluster.config import RewardConfigError
+from pods_cluster.config import RewardConfigError, ScoringConfig
 from pods_cluster.generation.engine import EngineStats
 from pods_cluster.generation.messages import WorkerStats
 from pods_cluster.generation.pool_stats import counters
@@ -231,7 +231,7 @@ def test_a_quick_score_does_not_wait_for_a_slow_one_behind_it(user):
 
 
 def test_a_hang_in_one_worker_leaves_the_other_working(user):
-    with ScorerPool([reward(f"{user}:moody", timeout=5.0)], workers=2) as pool:
+    with ScorerPool([reward(f"{user}:moody", timeout=5.0)], ScoringConfig(workers=2)) as pool:
         hang = pool.submit(request("hang"))
         while pool.pending:
             time.sleep(0.01)
@@ -264,7 +264,10 @@ def test_math_that_never_ends_is_killed():
         ("raise RuntimeError('broken at import')", "RuntimeError: broken at import (bad.py:1"),
         ("import no_such_package", "no_such_package"),
         ("import os; os._exit(7)", "exit code 7"),
-        ("import time; time.sleep(600)", "within 6 s"),
+        (
+            "import time; print('reads'); time.sleep(600)",
+            "within 6 s (scoring.load_timeout) (the last that was printed: reads)",
+        ),
         ("f = 3", "has no function 'f'"),
     ],
 )
@@ -273,7 +276,7 @@ def test_a_reward_that_cannot_be_loaded_stops_the_start_with_its_cause(tmp_path,
     path.write_text(code)
     specs = [reward("tag_count"), reward(f"{path}:f")]
     with pytest.raises(RewardConfigError) as refused:
-        ScorerPool(specs, start_timeout_s=6.0 if "sleep" in code else 60.0)
+        ScorerPool(specs, ScoringConfig(load_timeout=6.0 if "sleep" in code else 60.0))
     assert "reward.1.name" in str(refused.value)
     assert says in str(refused.value)
 
@@ -366,9 +369,8 @@ def test_a_scorer_ignores_ctrl_c_and_imports_no_heavy_package(user):
 def test_what_a_reward_prints_stays_out_of_standard_output(user, capfd):
     with ScorerPool([reward(f"{user}:prints")]) as pool:
         assert pool.submit(request("a")).result(60).total == 1.0
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "printed by a reward" in err
+    assert [(line.reward, line.text) for line in pool.printed().lines] == [("prints", "printed by a reward")]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_column_that_cannot_be_sent_is_named():
@@ -391,12 +393,15 @@ def test_a_cancelled_request_is_not_scored(user):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"workers": 0}, {"start_timeout_s": 0.0}, {"start_timeout_s": float("nan")}, {"max_batch": 0}]
+    "bad",
+    [{"workers": 0}, {"load_timeout": 0.0}, {"load_timeout": float("nan")}, {"memory_limit": 0.0}, {"patience": -1.0}],
 )
 def test_bad_settings_are_refused(bad):
     (name,) = bad
     with pytest.raises(ValueError, match=name):
-        ScorerPool([reward("tag_count")], **bad)
+        ScoringConfig(**bad)
+    with pytest.raises(ValueError, match="max_batch"):
+        ScorerPool([reward("tag_count")], max_batch=0)
 
 
 def test_works_inside_a_script_without_a_main_guard(tmp_path):
@@ -404,8 +409,8 @@ def test_works_inside_a_script_without_a_main_guard(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "print('once', flush=True)\nfrom pods_cluster.scoring import *\n"
-        "from pods_cluster.config import RewardConfig\n"
-        "with ScorerPool([RewardConfig(name='exact_match')], workers=2) as pool:\n"
+        "from pods_cluster.config import RewardConfig, ScoringConfig\n"
+        "with ScorerPool([RewardConfig(name='exact_match')], ScoringConfig(workers=2)) as pool:\n"
         "    print(pool.submit(ScoreRequest('p', '1', answer='1')).result(30).total)\n"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -414,7 +419,7 @@ def test_works_inside_a_script_without_a_main_guard(tmp_path):
 
 
 def test_many_threads_may_submit():
-    with ScorerPool([reward("exact_match")], workers=2) as pool:
+    with ScorerPool([reward("exact_match")], ScoringConfig(workers=2)) as pool:
         futures = []
 
         def work(start: int) -> None:
@@ -434,7 +439,7 @@ def test_many_threads_may_submit():
 
 def test_a_thread_without_work_looks_again_and_goes_on_waiting(user, monkeypatch):
     monkeypatch.setattr(scorer_pool, "IDLE_SECONDS", 0.01)
-    with ScorerPool([reward(f"{user}:pid")], workers=2) as pool:
+    with ScorerPool([reward(f"{user}:pid")], ScoringConfig(workers=2)) as pool:
         pid = pool.submit(request("a")).result(60).total
         time.sleep(0.3)
         assert pool.submit(request("b")).result(60).total is not None
@@ -449,7 +454,7 @@ def test_a_start_that_never_ends_is_given_up_with_its_cause(monkeypatch):
     monkeypatch.setattr(scorer_pool, "START_GRACE_SECONDS", 0.1)
     threading.Timer(0.5, stuck.set).start()
     with pytest.raises(ScorerStartError, match=r"did not start within 0\.2 s"):
-        ScorerPool([reward("tag_count")], start_timeout_s=0.1)
+        ScorerPool([reward("tag_count")], ScoringConfig(load_timeout=0.1))
 
 
 def worker_stats(scorers: ScorerStats) -> WorkerStats:
