@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -11,6 +12,32 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 class ConfigError(Exception):
     """A configuration that cannot be run. The text names each field, its value and the fix."""
+
+
+class Problems(ValueError):
+    """Several problems of one section, or of sections together; `texts` has a sentence for each."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = list(texts)
+        super().__init__("; ".join(self.texts))
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise Problems where there is any."""
+    texts = list(problems)
+    if texts:
+        raise Problems(texts)
+
+
+def problems_of(check: Callable[[], object]) -> list[str]:
+    """What a check that raises ValueError has to say; empty where it passes."""
+    try:
+        check()
+    except Problems as error:
+        return error.texts
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 class Section(BaseModel):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from pods_cluster.config.base import ConfigError
+from pods_cluster.config.problems import explain
 from pods_cluster.config.tree import Config
 
 
@@ -75,18 +74,30 @@ def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "con
         raise ConfigError(f"{source}: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: holds {type(tree).__name__}, not the sections of a run (model, data, reward, …)")
+    problems: list[str] = []
     for override in overrides:
-        _apply(tree, override)
-    return build_config(tree, source=source)
+        try:
+            _apply(tree, override)
+        except ConfigError as error:
+            problems.append(str(error))
+    return _build(tree, problems, source)
 
 
 def build_config(tree: Mapping[str, Any], *, source: str = "configuration") -> Config:
     """Validate a nested dict; `source` names it in errors. Raises ConfigError with all wrong fields in one message."""
+    return _build(tree, [], source)
+
+
+def _build(tree: Mapping[str, Any], problems: list[str], source: str) -> Config:
+    """Validate `tree`; `problems` were found before. Raises ConfigError with all of them."""
     try:
-        return Config.model_validate(dict(tree))
+        config = Config.model_validate(dict(tree))
+        if not problems:
+            return config
     except ValidationError as error:
-        lines = [_explain(item) for item in error.errors()]
-        raise ConfigError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  - {line}" for line in lines)) from None
+        problems = problems + explain(tree, error)
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    raise ConfigError(f"{source}: {len(problems)} problem(s)\n{lines}")
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -126,48 +137,6 @@ def _index(node: list[Any], part: str, override: str) -> int:
         known = f"an index from 0 to {len(node) - 1}" if node else "an index: the list is empty"
         raise ConfigError(f"{override!r}: {part!r} is not {known}")
     return int(part)
-
-
-def _explain(item: Any) -> str:
-    """Word one pydantic error as `field: value …; fix`."""
-    # pydantic puts the tried member of a union (`tuple[str, ...]`) behind the field
-    where = ".".join(str(part) for part in item["loc"] if "[" not in str(part))
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        known = list(_section_at(item["loc"][:-1]).model_fields)
-        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-        return f"{where}: unknown field (value {_short(item['input'])}); {hint}"
-    if item["type"] == "missing":
-        return f"{where}: missing; it has no default, add it"
-    if item["type"] == "value_error":
-        if not where:
-            return message
-        # a rule of a section names its field itself
-        return f"{where}.{message}" if re.match(r"[a-z_]+: ", message) else f"{where}: {message}"
-    fix = "; put it in quotes" if item["type"] == "string_type" and isinstance(item["input"], int | float) else ""
-    return f"{where}: {_short(item['input'])} is refused: {message[0].lower()}{message[1:]}{fix}"
-
-
-def _section_at(location: tuple[Any, ...]) -> type[BaseModel]:
-    """Return the section class at a path of field names and list indices."""
-    section: type[BaseModel] = Config
-    for part in location:
-        if isinstance(part, int) or part not in section.model_fields:
-            continue
-        candidates = [section.model_fields[part].annotation]
-        while candidates:
-            annotation = candidates.pop()
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                section = annotation
-                break
-            candidates.extend(typing.get_args(annotation))
-    return section
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
 
 
 def dump_config(config: Config) -> str:

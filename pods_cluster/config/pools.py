@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import Section
+from pods_cluster.config.base import Section, refuse
 
 
 class GeneratorConfig(Section):
@@ -79,33 +80,32 @@ class GeneratorConfig(Section):
         return values | {"rollouts_per_prompt": round((max(bounds[0], 1) * max(bounds[1], 1)) ** 0.5)}
 
     @model_validator(mode="after")
-    def _start_lies_in_the_range(self) -> GeneratorConfig:
+    def _can_sample(self) -> GeneratorConfig:
+        refuse([*self._wrong_ranges(), *self._not_the_model_itself()])
+        return self
+
+    def _wrong_ranges(self) -> Iterator[str]:
         if self.rollouts_range is None:
-            return self
+            return
         low, high = self.rollouts_range
         if not 2 <= low < high:
-            raise ValueError(f"rollouts_range: [{low}, {high}] must be two numbers from 2 on, the lower one first")
-        if not low <= self.rollouts_per_prompt <= high:
-            raise ValueError(
+            yield f"rollouts_range: [{low}, {high}] must be two numbers from 2 on, the lower one first"
+        elif not low <= self.rollouts_per_prompt <= high:
+            yield (
                 f"rollouts_per_prompt: {self.rollouts_per_prompt} lies outside rollouts_range: [{low}, {high}]; "
                 f"widen the range or set rollouts_per_prompt: auto"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _sampled_from_the_model_itself(self) -> GeneratorConfig:
+    def _not_the_model_itself(self) -> Iterator[str]:
         for name, everything in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
             value = getattr(self, name)
             if value != everything:
-                raise ValueError(
+                yield (
                     f"{name}: {value} cuts the distribution that training rollouts are sampled from, so the learner's "
                     f"probabilities would not be theirs; set {name}: {everything} (evaluation has its own settings)"
                 )
         if self.engine != "vllm" and self.tensor_parallel != 1:
-            raise ValueError(
-                f"tensor_parallel: {self.tensor_parallel} needs engine: vllm; the {self.engine} engine takes 1"
-            )
-        return self
+            yield f"tensor_parallel: {self.tensor_parallel} needs engine: vllm; the {self.engine} engine takes 1"
 
 
 class SelectorConfig(Section):

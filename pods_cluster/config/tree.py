@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from pods_cluster.config.base import Section
+from pods_cluster.config.base import Section, problems_of, refuse
 from pods_cluster.config.model_data import DataConfig, ModelConfig
 from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
 from pods_cluster.config.reward import RewardConfig, ScoringConfig, check_sum
@@ -47,127 +48,132 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
-        check_sum(self.reward)
+        refuse(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Every rule between sections that this configuration breaks, in a sentence each."""
+        yield from problems_of(lambda: check_sum(self.reward))
         n, m = self.generator.rollouts_per_prompt, self.selector.keep
         if m > n:
-            raise ValueError(
+            yield (
                 f"selector.keep: {m} rollouts cannot be kept of generator.rollouts_per_prompt: {n}; "
                 f"lower selector.keep or raise generator.rollouts_per_prompt"
             )
         longest = self.data.max_prompt_tokens + self.generator.max_tokens
         if self.learner.tokens_per_microbatch < longest:
-            raise ValueError(
+            yield (
                 f"learner.tokens_per_microbatch: {self.learner.tokens_per_microbatch} cannot hold one rollout of "
                 f"data.max_prompt_tokens + generator.max_tokens = {longest} tokens; raise it to {longest} or more"
             )
         if self.learner.prompts_per_step * m < self.learner.workers * self.learner.updates_per_batch:
-            raise ValueError(
+            yield (
                 f"learner.prompts_per_step x selector.keep = {self.learner.prompts_per_step * m} rollouts a step "
                 f"cannot be split over learner.workers x learner.updates_per_batch = "
                 f"{self.learner.workers * self.learner.updates_per_batch}; raise prompts_per_step or lower the others"
             )
         if self.learner.updates_per_batch > self.learner.prompts_per_step:
-            raise ValueError(
+            yield (
                 f"learner.updates_per_batch: {self.learner.updates_per_batch} needs a group for each optimiser step, "
                 f"but learner.prompts_per_step is {self.learner.prompts_per_step}; lower one or raise the other"
             )
         if self.learner.warmup_steps > self.run.steps:
-            raise ValueError(
+            yield (
                 f"learner.warmup_steps: {self.learner.warmup_steps} is more than run.steps: {self.run.steps}; "
                 f"the learning rate would never reach its peak: lower it"
             )
         if self.run.eval.every and self.data.eval is None and "every" in self.run.eval.model_fields_set:
-            raise ValueError(
+            yield (
                 f"run.eval.every: {self.run.eval.every} needs held-out rows; add data.eval (path or split), "
                 f"or set run.eval.every: 0"
             )
         if self.learner.kl.coefficient == 0 and self.learner.kl.reference is not None:
-            raise ValueError(
+            yield (
                 f"learner.kl.reference: {self.learner.kl.reference!r} is never read while learner.kl.coefficient is 0; "
                 f"set a coefficient or leave the reference out"
             )
         if self.learner.packing == "on" and self.model.attention != "sdpa":
-            raise ValueError(
+            yield (
                 f"learner.packing: on brings its own attention, but model.attention is {self.model.attention}; "
                 f"leave model.attention out, or set learner.packing: off"
             )
         lora = self.learner.lora
         if lora is not None and lora.send == "adapter" and not self._engine_takes_adapters:
-            raise ValueError(
+            yield (
                 f"learner.lora.send: adapter is not possible with generator.engine: {self.generator.engine}"
                 + (" and engine_options.transfer: native" if self.generator.engine == "vllm" else "")
                 + "; use send: merged (or auto)"
             )
         if self.generator.engine == "vllm":
-            split_options(self.generator.engine_options, self.generator.temperature)
-        self._range_is_possible()
-        self._settling_is_possible()
-        self._cards_are_possible()
-        return self
+            options, temperature = self.generator.engine_options, self.generator.temperature
+            yield from problems_of(lambda: split_options(options, temperature))
+        yield from self._impossible_ranges()
+        yield from self._impossible_settling()
+        yield from self._impossible_cards()
 
-    def _cards_are_possible(self) -> None:
+    def _impossible_cards(self) -> Iterator[str]:
         """Refuse divisions of cards that cannot work: NCCL refuses two processes on one card."""
         generator, learner, weights = self.generator, self.learner, self.weights
         part = learner.gpus_per_worker or 0.0
         if 0 < part <= 0.5 and learner.workers > 1:
-            raise ValueError(
+            yield (
                 f"learner.gpus_per_worker: {part:g} lets two of the {learner.workers} ranks lie on one card, where NCCL "
                 f"refuses to connect them; use more than half a card (generators can have the rest), or learner.workers: 1"
             )
         if generator.tensor_parallel > 1 and generator.cards != generator.tensor_parallel:
-            raise ValueError(
+            yield (
                 f"generator.gpus_per_worker: {generator.cards:g} is not the number of cards that tensor_parallel: "
                 f"{generator.tensor_parallel} computes on; leave it out or set tensor_parallel: 1"
             )
         shared = generator.cards < 1 or 0 < part < 1
         if shared and generator.engine == "vllm" and generator.engine_options.get("transfer") == "native":
-            raise ValueError(
+            yield (
                 "generator.engine_options.transfer: 'native' cannot bring weights to processes that share a card "
                 "(gpus_per_worker below 1), as NCCL refuses two on one; use transfer: pods, or whole cards"
             )
         if shared and weights.transport == "nccl" and weights.relay == "off":
-            raise ValueError(
+            yield (
                 "weights.relay: 'off' leaves NCCL no way to processes that share a card (gpus_per_worker below 1), as "
                 "it refuses two on one; use relay: auto, or transport: gloo"
             )
         if weights.relay == "node" and weights.transport == "nccl":
-            raise ValueError(
+            yield (
                 "weights.relay: 'node' is for transport: gloo; with nccl each card gets its weights itself: use relay: "
                 "auto, or transport: gloo"
             )
 
-    def _range_is_possible(self) -> None:
+    def _impossible_ranges(self) -> Iterator[str]:
         bounds = self.generator.rollouts_range
         if bounds is None:
             return
         if bounds[0] < self.selector.keep:
-            raise ValueError(
+            yield (
                 f"generator.rollouts_range: {list(bounds)} begins below selector.keep: {self.selector.keep}; "
                 f"raise it to {self.selector.keep} or more, or lower selector.keep"
             )
         if not self.staleness:
-            raise ValueError(
+            yield (
                 f"generator.rollouts_range: {list(bounds)} needs staleness: 1 or more: with staleness: 0 the pools take "
                 f"turns, and no n keeps both busy; raise staleness or leave rollouts_range out"
             )
 
-    def _settling_is_possible(self) -> None:
+    def _impossible_settling(self) -> Iterator[str]:
         if self.selector.settle == "off":
             return
         # A rule of the user's own may state its condition: that is seen where it is imported, when the run starts.
         if self.selector.rule != "max_variance" and ":" not in self.selector.rule:
-            raise ValueError(
+            yield (
                 f"selector.settle: {self.selector.settle} needs a rule with a known settled condition, "
                 f"which {self.selector.rule!r} does not state; use rule: max_variance or settle: off"
             )
         if self.learner.advantage.scope == "group":
-            raise ValueError(
+            yield (
                 f"selector.settle: {self.selector.settle} leaves rollouts unfinished, so learner.advantage.scope: "
                 f"group has no whole group to average over; use scope: kept or settle: off"
             )
         waves, n = self.selector.waves, self.generator.rollouts_per_prompt
         if self.selector.settle == "waves" and waves > n:
-            raise ValueError(
+            yield (
                 f"selector.waves: {waves} portions cannot be made of generator.rollouts_per_prompt: {n}; "
                 f"lower selector.waves to {n} or less"
             )
