@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.heavy import HEAVY_IMPORTS, UNIT_OF, UNITS
+from tests.law import QUICK
 
 if TYPE_CHECKING:
     from tests.ray_cluster import RayCluster
@@ -30,6 +31,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="leave out the modules of tests/heavy.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("pure"):
+        os.environ[QUICK] = "1"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -14,7 +14,7 @@ class Counting:
         self.folders: Counter[str] = Counter()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.folders.update(item.nodeid.split("/")[1] for item in session.items)
+        self.folders.update(item.nodeid.split("/")[1].partition("::")[0] for item in session.items)
 
 
 def main() -> int:

@@ -8,12 +8,14 @@ that is slow to make. The longest come first, so that both processes end at abou
 
 from __future__ import annotations
 
-HEAVY_IMPORTS = ("deepspeed", "vllm", "playwright")
+# Not DeepSpeed: transformers imports it whenever a model is saved.
+HEAVY_IMPORTS = ("vllm", "playwright")
 
 UNITS: tuple[tuple[str, ...], ...] = (
     # one engine in this process for each model
     (
         "generation/engines/vllm/test_engine.py",
+        "generation/engines/vllm/test_compat.py",
         "generation/engines/vllm/test_adapter.py",
         "generation/engines/vllm/test_direct_load.py",
         "generation/engines/vllm/test_scheduler.py",
@@ -26,6 +28,8 @@ UNITS: tuple[tuple[str, ...], ...] = (
     # a process group of one rank in this process, and one pair of ranks beside it
     (
         "learning/test_resharding.py",
+        "learning/test_forward.py",
+        "learning/test_kernel_choice.py",
         "learning/test_two_ranks.py",
         "learning/test_trainer.py",
         "learning/test_export.py",

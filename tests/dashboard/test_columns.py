@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.dashboard.columns import MAX_METRICS, Columns, plain
 from pods_cluster.telemetry.step_record import merge_steps
+from tests.law import law
 
 
 def filled(steps: int, **metrics: list[float]) -> Columns:
@@ -53,7 +54,7 @@ def test_taking_back_leaves_nothing_behind() -> None:
         max_size=60,
     )
 )
-@settings(max_examples=60, deadline=None)
+@law(60)
 def test_rows_are_what_merging_all_lines_gives(lines: list[tuple[int, dict[str, int]]]) -> None:
     records = [{"step": step, **values} for step, values in lines]
     columns = Columns()
@@ -68,7 +69,7 @@ def test_rows_are_what_merging_all_lines_gives(lines: list[tuple[int, dict[str, 
     start=st.integers(0, 300),
     length=st.integers(0, 300),
 )
-@settings(max_examples=80, deadline=None)
+@law(80)
 def test_buckets_hold_the_mean_and_extremes_of_their_rows(
     values: list[int | None], points: int, start: int, length: int
 ) -> None:

@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.learning.loss import GrpoLoss, LossSettings
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
+from tests.law import law
 
 numbers = st.floats(-3, 3, width=32)
 tokens = st.lists(
@@ -44,7 +45,7 @@ def by_hand(rows, config):
     return total
 
 
-@settings(max_examples=100, deadline=None)
+@law(100)
 @given(
     tokens,
     st.builds(

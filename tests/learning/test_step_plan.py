@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.learning.step_plan import PlanError, PlanSettings, plan_step
 from pods_cluster.learning.token_batch import pack
 from pods_cluster.types import GroupId, Locator, Selection
+from tests.law import law
 
 
 def selection(row, lengths, prompt_tokens=5, rewards=None):
@@ -65,7 +66,7 @@ def check(plan, expected):
                 assert batch.computed_tokens <= config.tokens_per_microbatch
 
 
-@settings(max_examples=150, deadline=None)
+@law(150)
 @given(steps, plans)
 def test_every_rollout_once_weights_sum_to_one_budget_kept_equal_counts(step, config):
     plan = plan_step(step, config)
@@ -74,7 +75,7 @@ def test_every_rollout_once_weights_sum_to_one_budget_kept_equal_counts(step, co
     assert plan.trained_tokens == sum(int(one.lengths.sum()) for one in step)
 
 
-@settings(max_examples=150, deadline=None)
+@law(150)
 @given(steps, plans, st.data())
 def test_without_lost_rollouts_it_is_the_plan_of_what_is_left(step, config, data):
     plan = plan_step(step, config)
@@ -105,7 +106,7 @@ def computed(rank):
     return sum(batch.computed_tokens for update in rank.updates for batch in update)
 
 
-@settings(max_examples=80, deadline=None)
+@law(80)
 @given(steps, st.integers(1, 4), st.booleans())
 def test_ranks_get_near_equal_tokens(step, ranks, packed):
     # In one micro-batch, so that no prompt is counted twice on a rank.
@@ -114,7 +115,7 @@ def test_ranks_get_near_equal_tokens(step, ranks, packed):
     assert max(tokens) - min(tokens) <= max(s.total_tokens for s in plan.sequences) * (2 if packed else 1)
 
 
-@settings(max_examples=80, deadline=None)
+@law(80)
 @given(steps, st.integers(1, 4), st.integers(90, 400))
 def test_packs_hold_a_groups_prompt_once_and_few_groups_are_divided(step, ranks, budget):
     plan = plan_step(step, PlanSettings(ranks=ranks, tokens_per_microbatch=budget, packed=True))

@@ -1,9 +1,10 @@
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.learning.token_batch import pack, pad
+from tests.law import law
 
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 completions = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=4)
@@ -14,7 +15,7 @@ def pairs_of(step):
     return [(prompt, completion) for prompt, completions in step for completion in completions]
 
 
-@settings(max_examples=200, deadline=None)
+@law(200)
 @given(groups)
 def test_a_pack_predicts_what_a_padded_batch_predicts(step):
     """Targets and rows are equal; at each position stands the token before the target, with its own place."""
@@ -32,7 +33,7 @@ def test_a_pack_predicts_what_a_padded_batch_predicts(step):
     assert padded.input_ids.flatten()[padded.positions].tolist() == before
 
 
-@settings(max_examples=200, deadline=None)
+@law(200)
 @given(groups)
 def test_a_token_attends_to_its_own_sequence_up_to_itself(step):
     """The layout, read as a mask, gives every predicted token exactly the ids before it, in order."""

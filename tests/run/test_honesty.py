@@ -47,6 +47,7 @@ def accuracies(process: subprocess.Popen[str], folder: Path) -> list[float]:
     return [row[RIGHT] for row in rows if RIGHT in row]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_with_shuffled_rewards_the_gain_vanishes(tmp_path: Path):
     # the true reward has no weight in the second run: it only measures

@@ -7,11 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pods_cluster.run import loop as run_module
 from pods_cluster.types import Fate, GroupId
+from tests.law import law
 from tests.run.parts import loop_config
 from tests.run.world import Chances, Life
 
@@ -24,7 +25,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 SOME = st.sampled_from([0.0, 0.01, 0.05])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@law(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chances=st.builds(
         Chances,

@@ -6,13 +6,14 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.selection import rules
 from pods_cluster.selection.rule_registry import known_rules, resolve
 from pods_cluster.selection.rules import RuleContext, group_rng
 from pods_cluster.types import GroupId
+from tests.law import law
 
 GROUP = GroupId(0, 5, 0)
 BUILT_IN = ("max_variance", "max_reward", "min_reward", "random", "percentile")
@@ -67,7 +68,7 @@ def test_max_variance_equals_brute_force(n: int) -> None:
             assert variance(unit[kept]) == pytest.approx(best_variance(unit, m), rel=1e-10, abs=0), (name, m)
 
 
-@settings(max_examples=150, deadline=None)
+@law(150)
 @given(
     st.lists(st.floats(-1e6, 1e6, allow_nan=False) | st.sampled_from([0.0, 1.0, 0.1, 1.1]), min_size=2, max_size=9),
     st.data(),
@@ -79,7 +80,7 @@ def test_max_variance_equals_brute_force_on_any_rewards(rewards: list[float], da
     assert variance(values[kept]) == pytest.approx(best_variance(values, m), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(st.integers(0, 64), st.integers(2, 64), st.integers(0, 5))
 def test_binary_rewards_are_balanced_as_far_as_both_classes_reach(positives: int, m: int, seed: int) -> None:
     rewards = np.zeros(64)
@@ -125,7 +126,7 @@ def test_ties_inside_a_class_are_broken_evenly_and_not_by_index() -> None:
     assert ((ones - 1000) ** 2 / 1000).sum() < 45  # 5 degrees of freedom: 1e-8
 
 
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.1]), min_size=3, max_size=24), st.randoms(), st.data())
 def test_permuting_the_rollouts_permutes_the_kept_rewards(rewards: list[float], random, data: st.DataObject) -> None:
     values = np.array(rewards)
@@ -139,7 +140,7 @@ def test_permuting_the_rollouts_permutes_the_kept_rewards(rewards: list[float], 
     assert variance(kept) == pytest.approx(variance(other), rel=1e-10, abs=1e-30)
 
 
-@settings(max_examples=40, deadline=None)
+@law(40)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=70), st.sampled_from(BUILT_IN), st.data())
 def test_every_rule_returns_m_distinct_rising_indices_again_and_again(rewards, name, data) -> None:
     m = data.draw(st.integers(1, len(rewards)))

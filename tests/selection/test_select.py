@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.selection.select import moments, select
 from pods_cluster.types import Fate, GroupId
+from tests.law import law
 
 GROUP = GroupId(1, 2, 3)
 
@@ -26,7 +27,7 @@ def test_unusable_rewards_are_excluded_first_and_counted_apart() -> None:
 
 
 @pytest.mark.parametrize("rule", ["max_variance", "max_reward", "min_reward", "random", "percentile"])
-@settings(max_examples=40, deadline=None)
+@law(40)
 @given(
     rewards=st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=30),
     m=st.integers(2, 8),

@@ -7,13 +7,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.selection.group_assembler import ShardError
 from pods_cluster.selection.rule_registry import RuleError, register_rule
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.types import Fate, GroupId, Locator
+from tests.law import law
 from tests.selection.policies import policy
 from tests.selection.shards import shard
 
@@ -307,7 +308,7 @@ def test_kept_rollouts_do_not_depend_on_the_order_of_arrival() -> None:
     assert len(kept) == 1
 
 
-@settings(max_examples=120, deadline=None)
+@law(120)
 @given(st.data())
 def test_every_group_has_exactly_one_fate_whatever_happens(data: st.DataObject) -> None:
     """Random interleavings of reports, repeats, losses, cancellations and collects, then a drain."""

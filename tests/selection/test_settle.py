@@ -6,10 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.selection.settle import after_wave, is_settled, plan_waves
+from tests.law import law
 
 GRADES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 
@@ -18,7 +19,7 @@ def best(rewards: list[float], m: int) -> float:
     return max(np.var(subset) for subset in combinations(rewards, m)) if len(rewards) >= m else -1.0
 
 
-@settings(max_examples=200, deadline=None)
+@law(200)
 @given(st.lists(GRADES, min_size=0, max_size=8), st.integers(2, 5))
 def test_settled_exactly_when_one_more_reward_cannot_help(rewards: list[float], m: int) -> None:
     if len(rewards) < m:
@@ -28,14 +29,14 @@ def test_settled_exactly_when_one_more_reward_cannot_help(rewards: list[float], 
     assert is_settled(rewards, m, 0.0, 1.0) == (not gains)
 
 
-@settings(max_examples=80, deadline=None)
+@law(80)
 @given(st.lists(st.sampled_from([0.0, 1.0]), max_size=7), st.lists(GRADES, min_size=1, max_size=3), st.integers(2, 5))
 def test_once_settled_no_further_rewards_help(rewards: list[float], more: list[float], m: int) -> None:
     if is_settled(rewards, m, 0.0, 1.0):
         assert best(rewards + more, m) == pytest.approx(best(rewards, m))
 
 
-@settings(max_examples=150, deadline=None)
+@law(150)
 @given(st.lists(st.floats(-1, 2), min_size=2, max_size=8), st.integers(2, 5), st.floats(0, 1.4))
 def test_tolerance_bounds_what_is_given_up(rewards: list[float], m: int, tolerance: float) -> None:
     if is_settled(rewards, m, -1.0, 2.0, tolerance):
@@ -66,7 +67,7 @@ def test_a_range_that_cannot_hold_is_refused() -> None:
         is_settled([1.5], 2, 0.0, 1.0)
 
 
-@settings(max_examples=200, deadline=None)
+@law(200)
 @given(st.integers(2, 300), st.integers(1, 20), st.data())
 def test_waves_cover_n_and_the_first_can_settle(n: int, waves: int, data: st.DataObject) -> None:
     m = data.draw(st.integers(2, n))
@@ -78,7 +79,7 @@ def test_waves_cover_n_and_the_first_can_settle(n: int, waves: int, data: st.Dat
     assert max(portions[1:], default=1) - min(portions[1:], default=1) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@law(100)
 @given(st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=8, max_size=8), st.integers(2, 6), st.integers(1, 4))
 def test_waves_stop_at_the_first_portion_that_settles(rewards: list[float], m: int, waves: int) -> None:
     portions = plan_waves(8, m, waves)

@@ -7,12 +7,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.selection.actor import SelectorActor
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.types import Fate, GroupId
+from tests.law import law
 from tests.selection.policies import policy, run_config
 from tests.selection.shards import shard
 
@@ -129,7 +130,7 @@ def test_a_reward_outside_the_declared_range_is_told() -> None:
         selector.add(shard(A, [1.5], indices=[0], size=8))
 
 
-@settings(max_examples=100, deadline=None)
+@law(100)
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=12, max_size=12),
     st.sampled_from(["abort", "waves"]),

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pods_cluster.telemetry.jsonl import JsonLinesTail, JsonLinesWriter, encode, read_lines
+from tests.law import law
 
 
 def test_lines_are_on_disk_at_once(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_tail_sees_lines_once_and_waits_for_their_end(tmp_path: Path) -> None:
 LINES = st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=30)), max_size=8)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@law(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=LINES, limit=st.integers(1, 40))
 def test_a_tail_returns_everything_whatever_the_limit(tmp_path: Path, values: list, limit: int) -> None:
     path = tmp_path / "a.jsonl"

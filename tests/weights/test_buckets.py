@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.weights import buckets
 from pods_cluster.weights.protocol import TensorSpec, WeightSourceError, WeightUpdate, plan_buckets
+from tests.law import law
 
-LAW = settings(max_examples=50, deadline=None)
+LAW = law(50)
 DTYPES = ["float32", "bfloat16", "int8", "float64"]
 SPECS = st.lists(
     st.tuples(st.lists(st.integers(0, 5), max_size=3), st.sampled_from(DTYPES)),

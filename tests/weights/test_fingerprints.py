@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pods_cluster.weights import fingerprint as module
 from pods_cluster.weights.fingerprint import combined, difference, fingerprint, fingerprints
+from tests.law import law
 
-LAW = settings(max_examples=50, deadline=None)
+LAW = law(50)
 BYTES = st.binary(min_size=1, max_size=200)
 
 

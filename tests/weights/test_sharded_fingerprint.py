@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.weights import fingerprint as module
 from pods_cluster.weights.fingerprint import fingerprint
 from pods_cluster.weights.sharded_fingerprint import Shard, combine_shard_sums, shard_sum, shard_sums
+from tests.law import law
 
-LAW = settings(max_examples=60, deadline=None)
+LAW = law(60)
 
 
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

@@ -14,8 +14,10 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+
+from tests.law import law
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
@@ -217,7 +219,7 @@ ACTIONS = st.one_of(
 
 @pytest.mark.parametrize("second_runner", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@law(250, suppress_health_check=list(HealthCheck))
 @given(actions=st.lists(ACTIONS, min_size=4, max_size=24), blocks=st.sampled_from([14, 20, 90]))
 def test_the_same_steps_and_results_as_vllms_scheduler(
     engine_config: Hidden, asynchronous: bool, second_runner: bool, actions: list[tuple[str, Any]], blocks: int
