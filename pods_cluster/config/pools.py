@@ -52,6 +52,9 @@ class GeneratorConfig(Section):
     """Seconds until a worker that has not started is reported with its cause."""
     request_timeout: float = Field(default=900.0, gt=0)
     """Seconds without a finished rollout after which a busy worker counts as hung and is replaced."""
+    max_failures: int = Field(default=5, ge=1)
+    """Times in a row that generators may fail without one group finished in between; the run then ends with their cause.
+    A prompt whose engine failed three times in a row is left out before that."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the engine under its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
 

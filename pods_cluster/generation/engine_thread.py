@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from pods_cluster.generation.engine import Engine, EngineStats
-from pods_cluster.generation.messages import GeneratorError
+from pods_cluster.generation.messages import GeneratorError, WorkerFailed
 from pods_cluster.types import Rollout
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class EngineThread:
     def call(self, name: str, command: Callable[[Engine], T], timeout: float, setting: str) -> T:
         """Run `command(engine)` between two steps and return its result; raises what it raises.
 
-        Raises GeneratorError when the engine has failed. Raises EngineHangs when `timeout` seconds pass, which follow
+        Raises WorkerFailed when the engine has failed. Raises EngineHangs when `timeout` seconds pass, which follow
         from `setting` of the configuration: a command that has not begun then never runs, one that has goes on.
         """
         future: Future[T] = Future()
@@ -168,8 +168,8 @@ class EngineThread:
             except Exception as error:
                 self.error = self.error or error
 
-    def _failure(self) -> GeneratorError:
-        return GeneratorError(self.describe_error() or "the engine was stopped")
+    def _failure(self) -> WorkerFailed:
+        return WorkerFailed(self.describe_error() or "the engine was stopped")
 
     def describe_error(self) -> str | None:
         """The error that ended the engine, in full, or None."""

@@ -15,6 +15,10 @@ class GeneratorError(Exception):
     """A generator worker cannot serve, or cannot serve this; the text has the cause and the fix, if there is one."""
 
 
+class WorkerFailed(GeneratorError):
+    """The engine, the scorers or the reports of a generator worker have failed: another one has to take its place."""
+
+
 class NoRoom(GeneratorError):
     """The cluster has no place for a worker."""
 

@@ -14,7 +14,15 @@ from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
 from pods_cluster.generation.engine_thread import EngineHangs
 from pods_cluster.generation.members import Member, PoolMembers
-from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
+from pods_cluster.generation.messages import (
+    EvalRow,
+    Failure,
+    GeneratorError,
+    GroupRequest,
+    Portion,
+    WorkerFailed,
+    WorkerStats,
+)
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
@@ -54,7 +62,9 @@ class GeneratorPool(PoolMembers):
             if portion.start:  # the earlier ones have all come back
                 for member in self._members.values():
                     member.load.pop(portion.group, None)
-        loads = {name: sum(m.load.values()) for name, m in self._members.items() if not (m.draining or m.failure)}
+        there = {name: m for name, m in self._members.items() if not m.draining}
+        # Where all have failed one stands in for the worker that `check` will have put in its place.
+        loads = {name: sum(m.load.values()) for name, m in (_sound(there) or there).items()}
         if not loads:
             raise GeneratorError("no generator worker is left to submit to")
         ordered = sorted(((config.max_tokens if p.length is None else p.length, p) for p in portions),
@@ -70,7 +80,10 @@ class GeneratorPool(PoolMembers):
                 member = self._members[name]
                 member.groups.add(portion.group)
                 member.load[portion.group] = round(len(indices) * length)
-        await self._ask_all({name: self._members[name].handle.submit.remote(part) for name, part in parts.items()})
+        sound = _sound(self._members)
+        await self._ask_all(
+            {name: sound[name].handle.submit.remote(part) for name, part in parts.items() if name in sound}
+        )
 
     async def abort(self, groups: Sequence[GroupId]) -> None:
         """Workers end what is unfinished of these groups; it is reported as aborted. Finished rollouts stay."""
@@ -115,7 +128,8 @@ class GeneratorPool(PoolMembers):
         while missing:
             names = [name for name, member in self._members.items() if not member.failure]
             if not names:
-                raise GeneratorError("no generator worker is left to evaluate on")
+                causes = "; ".join(f"{name}: {member.failure}" for name, member in self._members.items())
+                raise GeneratorError(f"no generator worker is left to evaluate on ({causes or 'all are gone'})")
             parts = {name: missing[start :: len(names)] for start, name in enumerate(names)}
             calls = {
                 name: self._members[name].handle.evaluate.remote([prompts[i] for i in part], sampling, samples)
@@ -250,6 +264,8 @@ class GeneratorPool(PoolMembers):
             reason = f"died: {cause(error)}"
         elif isinstance(error, RayTaskError) and isinstance(error.cause, EngineHangs):
             reason = f"hangs: {error.cause}"
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, WorkerFailed):
+            reason = str(error.cause)
         else:
             return False
         if name in self._members:
@@ -258,3 +274,8 @@ class GeneratorPool(PoolMembers):
 
     async def _tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
         await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))
+
+
+def _sound(members: Mapping[str, Member]) -> dict[str, Member]:
+    """Those without a complaint."""
+    return {name: member for name, member in members.items() if not member.failure}

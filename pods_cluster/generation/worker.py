@@ -12,7 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.eval_requests import Evaluation
-from pods_cluster.generation.messages import EvalRow, GeneratorError, GroupRequest, WorkerInfo, WorkerStats
+from pods_cluster.generation.messages import EvalRow, GroupRequest, WorkerFailed, WorkerInfo, WorkerStats
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.postprocess import Postprocessor
 from pods_cluster.generation.reporter import Reporter, SelectorLink
@@ -252,7 +252,7 @@ class GeneratorWorker:
 
     def _check(self) -> None:
         if (error := self._error or self._engine.describe_error()) is not None:
-            raise GeneratorError(f"{self.name}: {error}")
+            raise WorkerFailed(error)
 
     def _fail(self, doing: str, error: BaseException) -> None:
         self._error = self._error or f"{doing} failed: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
+from pods_cluster.run.prompt_supply import PromptSupply
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
@@ -52,15 +53,14 @@ class Assembler:
         on_selected: Callable[[Selection], Awaitable[None]],
     ) -> None:
         self.config = config
-        self.pool, self.selector, self.stream, self.ledger = pool, selector, stream, ledger
+        self.pool, self.selector, self.ledger = pool, selector, ledger
+        self._supply = PromptSupply(stream, notice)
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected = on_failure, on_selected
         self._group_size = config.generator.rollouts_per_prompt
         self._prompts: dict[GroupId, Prompt] = {}
         self._sizes: dict[GroupId, int] = {}
         self._attempts: Counter[tuple[int, int]] = Counter()
-        self._served_before, self._dropped_before = stream.taken, stream.dropped
-        self._failed_before, self._failed_told = stream.failed, 0
         self._lengths = ExpectedLengths()
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
         # for a group that is being given up, nor to a worker without weights.
@@ -77,29 +77,23 @@ class Assembler:
         return self._prompts[group]
 
     def prompts_in_flight(self) -> list[Prompt]:
-        """Prompts of all groups that hold a slot, oldest first."""
-        return list(self._prompts.values())
+        """Prompts of all groups that hold a slot, oldest first, and of those that are held back."""
+        return [*self._prompts.values(), *self._supply.held]
 
     async def fill(self, version: int) -> None:
         """Begin a step: issue groups into all free slots of the ledger. The generators serve weight `version` now."""
-        self._served_before, self._dropped_before = self.stream.taken, self.stream.dropped
-        self._failed_before = self.stream.failed
+        self._supply.begin_step()
         await self._issue(self.ledger.free, version)
 
     def prompt_metrics(self) -> dict[str, float]:
-        """The step's metrics of the dataset: passes over it so far, prompts served and left out since the step began."""
-        return {
-            "epoch": self.stream.epochs,
-            "data/prompts_served": float(self.stream.taken - self._served_before),
-            "data/prompts_dropped_overlong": float(self.stream.dropped - self._dropped_before),
-            "data/prompts_dropped_unrenderable": float(self.stream.failed - self._failed_before),
-        }
+        """The step's metrics of the dataset: see `PromptSupply.metrics`."""
+        return self._supply.metrics()
 
     async def collect(self, version: int, tally: Tally) -> list[Selection]:
         """Wait for the step's selections: `prompts_per_step`, fewer where replacements ran out, none when stopping.
 
         Woken by the selector when it has something, at least each POLL_SECONDS. Raises RunError when
-        `run.step_timeout` passes without a full step.
+        `run.step_timeout` passes without a full step, or generators fail again and again and finish nothing.
         """
         want = self.config.learner.prompts_per_step
         replacements = self.config.selector.max_replacements * want
@@ -117,6 +111,7 @@ class Assembler:
                 tally.ready = len(decision.selections) + decision.ready
             for selection, stats in zip(decision.selections, decision.stats, strict=True):
                 self._lengths.seen(selection.group.row, stats.length_mean)
+            self._supply.finished([item.group for item in (*decision.selections, *decision.fates)])
             if decision.selections:
                 selections.extend(decision.selections)
                 tally.selected(decision.selections, decision.stats)
@@ -183,20 +178,24 @@ class Assembler:
 
     async def cancel_all(self) -> None:
         """Give up every group in flight: the prompts are served again as the same attempts when the run goes on."""
+        self._supply.give_back_held()
         if self._prompts:
             async with self._sending:
                 await self._give_up(list(self._prompts), Fate.CANCELLED)
 
-    async def lose_worker(self, failure: Failure, selected: Collection[GroupId] = ()) -> int:
+    async def lose_worker(
+        self, failure: Failure, selected: Collection[GroupId] = (), *, engine_failed: bool = False
+    ) -> int:
         """Give up the groups that had rollouts with a worker that is gone, and have another one take its place.
 
-        Groups that are `selected` already stay: the learner finds out what it can still take. Returns how many groups
-        were given up.
+        Groups that are `selected` already stay: the learner finds out what it can still take. `engine_failed`: one of the
+        prompts may be the cause. Returns how many groups were given up. Raises RunError when engines fail again and again
+        and finish nothing.
         """
         async with self._sending:
             lost = self._lost_with(failure, selected)
             await self.selector.mark_lost(failure.worker)
-            await self._give_up(lost, Fate.LOST)
+            await self._give_up(lost, Fate.LOST, failure if engine_failed else None)
             await self._on_failure(failure)
         return len(lost)
 
@@ -220,15 +219,14 @@ class Assembler:
             return
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
-        prompts = self.stream.next(count)
-        self._tell_left_out()
-        for prompt in prompts:
+        for prompt in self._supply.next(count):
             row = (prompt.epoch, prompt.row)
             group = GroupId(*row, self._attempts[row])
             self._attempts[row] += 1
             self.ledger.issue(group, version)
             self._prompts[group] = prompt
             self._sizes[group] = size
+            self._supply.issued(group)
             groups.append((group, prompt))
         first = await self.selector.expect([(group, size) for group, _ in groups])
         await self.pool.submit(
@@ -237,13 +235,6 @@ class Assembler:
                 for (group, prompt), stop in zip(groups, first, strict=True)
             ]
         )
-
-    def _tell_left_out(self) -> None:
-        """Tell of rows that could not be rendered: the first, and each time there are ten times as many."""
-        if self.stream.failed > self._failed_told and self.stream.failed >= 10 * self._failed_told:
-            self._failed_told = self.stream.failed
-            text = f"{self._failed_told} row(s) cannot be rendered and are left out; the newest: {self.stream.failures[-1]}"
-            self._notice("prompt_left_out", text, level="warning")
 
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.ledger.end(group, fate)
@@ -256,13 +247,23 @@ class Assembler:
             # the row will not be tried again this epoch; forget its attempts so that the table stays small
             self._attempts.pop((prompt.epoch, prompt.row), None)
 
-    async def _give_up(self, groups: Sequence[GroupId], fate: Fate) -> None:
-        prompts = [self._prompts[group] for group in groups]
+    async def _give_up(self, groups: Sequence[GroupId], fate: Fate, failure: Failure | None = None) -> None:
+        """`failure`: the engine's, where one of the prompts may be its cause."""
+        prompts = {group: self._prompts[group] for group in groups}
         await self.selector.cancel(groups)
         await self.pool.drop(groups)
         for group in groups:
             self._end(group, fate)
-        self.stream.give_back(prompts)
+        if failure is None:
+            self._supply.give_back(prompts)
+            return
+        if cause := self._supply.lost(prompts, failure):
+            self._attempts.pop((cause.epoch, cause.row), None)
+        if self._supply.failures_in_a_row >= (limit := self.config.generator.max_failures):
+            raise RunError(
+                f"generator.max_failures: generators failed {limit} times in a row and finished no group in between; "
+                f"the last, {failure.worker}: {failure.cause}"
+            )
 
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:
         selected = {selection.group for selection in selections}
@@ -271,7 +272,7 @@ class Assembler:
         for failure in failures:
             lost = len(self._lost_with(failure, selected))
             self._notice("worker_failed", f"{failure.worker}: {failure.cause}; {lost} group(s) go to other workers")
-            await self._issue(await self.lose_worker(failure, selected), version)
+            await self._issue(await self.lose_worker(failure, selected, engine_failed=True), version)
 
     def _lost_with(self, failure: Failure, selected: Collection[GroupId]) -> list[GroupId]:
         return [group for group in failure.groups if group in self._prompts and group not in selected]

@@ -1,0 +1,137 @@
+"""The supply of prompts to a run: from the stream, less those that end every engine; what was left out is told (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+
+from pods_cluster.data.stream import PromptStream
+from pods_cluster.generation.messages import Failure
+from pods_cluster.types import GroupId, Prompt
+
+SUSPECT = 2
+"""A prompt that was in this many failed engines in a row is a suspect: it is tried apart from all other suspects."""
+
+Row = tuple[int, int]
+"""(epoch, row) of a prompt."""
+
+
+class PromptSupply:
+    """Prompts for the groups of a run, and a record of the engines that failed with them.
+
+    One prompt can end every engine that reads it, as by a fault of a kernel. Its group is lost together with all others
+    of its engine, and they come again together. After `SUSPECT` such failures at most one of the suspects is in flight at
+    a time, beside other prompts; the one whose engine fails then is the cause, and is given up.
+    """
+
+    def __init__(self, stream: PromptStream, notice: Callable[..., None]) -> None:
+        self.stream = stream
+        self._notice = notice
+        self._given_up = self._told = 0
+        self._before = self._counts()
+        self._deaths: Counter[Row] = Counter()
+        self._held: deque[Prompt] = deque()
+        self._tried: Row | None = None
+        self._rounds = self._productive = 0
+        self._issued_in: dict[GroupId, int] = {}
+
+    @property
+    def held(self) -> list[Prompt]:
+        """Suspects that wait to be tried."""
+        return list(self._held)
+
+    @property
+    def failures_in_a_row(self) -> int:
+        """Rounds of failed engines since a group was finished. Engines that fail with groups which were issued before the
+        last failure, as when a node with many of them is gone, belong to its round."""
+        return self._rounds - self._productive
+
+    def begin_step(self) -> None:
+        """Count `metrics` from here."""
+        self._before = self._counts()
+
+    def metrics(self) -> dict[str, float]:
+        """Passes over the dataset so far; prompts served and left out since the step began."""
+        return {"epoch": self.stream.epochs} | {
+            f"data/prompts_{name}": float(now - self._before[name]) for name, now in self._counts().items()
+        }
+
+    def next(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, at most one of them a suspect. Raises DataError."""
+        prompts: list[Prompt] = []
+        if self._held and self._tried is None:
+            prompts.append(self._held.popleft())
+            self._tried = _row(prompts[0])
+        if count > len(prompts):
+            prompts += self.stream.next(count - len(prompts))
+        if self.stream.failed > self._told and self.stream.failed >= 10 * self._told:
+            self._told = self.stream.failed
+            text = f"{self._told} row(s) cannot be rendered and are left out; the newest: {self.stream.failures[-1]}"
+            self._notice("prompt_left_out", text, level="warning")
+        return prompts
+
+    def issued(self, group: GroupId) -> None:
+        """A group was sent to the engines."""
+        self._issued_in[group] = self._rounds
+
+    def finished(self, groups: Iterable[GroupId]) -> None:
+        """Engines finished these groups: they make something, and the prompts are harmless."""
+        for group in groups:
+            self._productive = self._rounds
+            self._clear(group)
+
+    def give_back(self, groups: Mapping[GroupId, Prompt]) -> None:
+        """Serve the prompts of these unfinished groups again."""
+        for group in groups:
+            self._clear(group)
+        self.stream.give_back(groups.values())
+
+    def give_back_held(self) -> None:
+        """Serve the suspects that wait again as any others, when the run goes on."""
+        self.stream.give_back(self.held)
+        self._held.clear()
+
+    def lost(self, groups: Mapping[GroupId, Prompt], failure: Failure) -> Prompt | None:
+        """Serve the prompts of groups whose engine failed again, suspects one after the other. Returns the one that is
+        given up as the cause, if any."""
+        if any(self._issued_in.get(group) == self._rounds for group in groups):
+            self._rounds += 1
+        suspects = [prompt for prompt in groups.values() if self._deaths[_row(prompt)] >= SUSPECT]
+        cause = suspects[0] if len(suspects) == 1 else None
+        for group, prompt in groups.items():
+            deaths = self._deaths[_row(prompt)] + 1
+            self._clear(group)
+            if prompt is cause:
+                continue
+            self._deaths[_row(prompt)] = deaths
+            if deaths >= SUSPECT:
+                self._held.append(prompt)
+            else:
+                self.stream.give_back([prompt])
+        if cause is not None:
+            self._given_up += 1
+            text = (
+                f"row {cause.row} (epoch {cause.epoch}) is left out: every engine that made its rollouts failed, "
+                f"{SUSPECT + 1} in a row; the last, {failure.worker}: {failure.cause}"
+            )
+            self._notice("prompt_given_up", text, level="warning")
+        return cause
+
+    def _clear(self, group: GroupId) -> None:
+        """Count nothing against a prompt that no engine has now."""
+        self._issued_in.pop(group, None)
+        self._deaths.pop((group.epoch, group.row), None)
+        if self._tried == (group.epoch, group.row):
+            self._tried = None
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "served": self.stream.taken,
+            "dropped_overlong": self.stream.dropped,
+            "dropped_unrenderable": self.stream.failed,
+            "given_up": self._given_up,
+        }
+
+
+def _row(prompt: Prompt) -> Row:
+    return prompt.epoch, prompt.row

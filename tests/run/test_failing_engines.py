@@ -1,0 +1,114 @@
+"""Engines that fail again and again: by one prompt, by several, by all, or by chance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pods_cluster.generation.messages import Failure, Portion
+from pods_cluster.run import checkpoints, step_assembly
+from pods_cluster.run.step_assembly import RunError
+from pods_cluster.types import Fate, GroupId
+from tests.run.made_up_loop import Loop
+from tests.run.parts import loop_config
+
+CAUSE = "the engine failed: RuntimeError: illegal memory access"
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
+
+
+def let_engines_fail(loop: Loop, fails: Callable[[Sequence[GroupId]], bool]) -> list[list[int]]:
+    """The engine that gets a batch for which `fails` holds ends with all of it. Returns the rows of each such batch."""
+    ended: list[list[int]] = []
+    submit = loop.pool.submit
+
+    async def submit_or_fail(portions: Sequence[Portion]) -> None:
+        groups = [portion.group for portion in portions]
+        if not fails(groups):
+            await submit(portions)
+            return
+        ended.append([group.row for group in groups])
+        loop.pool.failures.append(Failure(next(iter(loop.pool.handles)), CAUSE, groups))
+
+    loop.pool.submit = submit_or_fail  # type: ignore[method-assign]
+    return ended
+
+
+def given_up(loop: Loop) -> list[str]:
+    return [event["text"] for event in loop.folder.read_events() if event["kind"] == "prompt_given_up"]
+
+
+@pytest.mark.parametrize("poison", [{1}, {0}, {1, 2}, {0, 25}])
+def test_a_prompt_that_ends_every_engine_is_found_and_the_run_goes_on(tmp_path: Path, poison: set[int]) -> None:
+    loop = Loop(loop_config("run.steps=8"), tmp_path)
+    ended = let_engines_fail(loop, lambda groups: any(group.row in poison for group in groups))
+    loop.main()
+    texts = given_up(loop)
+    assert sorted(int(text.split()[1]) for text in texts) == sorted(poison)
+    assert all(CAUSE in text and "3 in a row" in text for text in texts)
+    trained = loop.trained_rows()
+    assert len(set(trained)) == len(trained) == 32
+    assert not poison & set(trained)
+    assert set(trained) >= {row for row in range(12) if row not in poison}  # the others of those engines come again
+    assert sum(record["data/prompts_given_up"] for record in loop.folder.read_metrics()) == len(poison)
+    assert len(ended) <= 3 * len(poison) + 2
+    assert not poison & {row for _, row, _ in loop.run.assembler.attempts_to_save()}
+
+
+def test_engines_that_all_fail_end_the_run_with_their_error(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=8"), tmp_path)
+    ended = let_engines_fail(loop, lambda groups: True)
+    text = (
+        r"generator\.max_failures: generators failed 5 times in a row.*loop/generator/\d+: the engine failed: RuntimeE"
+    )
+    with pytest.raises(RunError, match=text):
+        loop.main()
+    assert len(ended) == 5
+
+
+def test_engines_that_finish_something_may_fail_more_often_than_that(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=20"), tmp_path)
+    ended = let_engines_fail(loop, lambda groups: all(group.attempt == 0 for group in groups) and len(groups) == 4)
+    loop.main()
+    assert len(ended) == 20
+    assert given_up(loop) == []
+    assert sorted(loop.trained_rows()) == list(range(80))
+
+
+def test_a_node_that_goes_with_all_its_generators_is_one_failure(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=2", "generator.max_failures=2"), tmp_path)
+    loop.pool.hold = lambda group: group.attempt == 0 and group.row < 4
+    loop.pool.failures = [Failure(f"loop/generator/{i}", "died: node", [GroupId(0, i)]) for i in range(4)]
+    loop.pool.handles |= {f"loop/generator/{i}": object() for i in range(4)}
+    loop.main()
+    assert loop.fates[Fate.LOST] >= 4
+    assert given_up(loop) == []
+
+
+def test_suspects_that_wait_are_served_again_after_a_stop(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=8"), tmp_path)
+    let_engines_fail(loop, lambda groups: any(group.row == 1 for group in groups))
+    train = loop.learners.train
+
+    async def train_then_stop(selections: Any, step: int) -> Any:
+        loop.run.stop("Ctrl-C")
+        return await train(selections, step)
+
+    loop.learners.train = train_then_stop  # type: ignore[method-assign]
+    loop.main()
+    saved = checkpoints.latest(loop.folder.checkpoints)
+    assert saved is not None
+    state = checkpoints.read_state(saved)
+    assert sorted(loop.trained_rows() + state.stream["returned"]) == list(range(state.stream["next"]))
+    assert len(state.stream["returned"]) >= 2
+    second = Loop(loop_config("run.steps=4"), tmp_path / "second")
+    asyncio.run(second.run.restore(saved))
+    second.main()
+    assert set(state.stream["returned"]) <= set(second.trained_rows())
