@@ -46,7 +46,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("dashboard/test_page.py", "dashboard/test_scaling_page.py"),
     ("scoring/test_scorer_pool.py", "scoring/test_scorer_limits.py"),
     ("sizing/test_autoscaler.py",),
-    ("generation/engines/builtin/test_engine.py",),
+    ("generation/engines/builtin/test_engine.py", "generation/engines/builtin/test_architectures.py"),
     ("selection/test_actor.py",),
     ("weights/test_transfer.py",),
     ("config/test_shipped.py",),

@@ -22,7 +22,8 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """A Jinja chat template, or a path to one; left out: the tokenizer's own."""
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
-    """Attention implementation of the learner."""
+    """Attention implementation of the learner. In place of `sdpa` models with capped scores or attention sinks get `eager`,
+    which computes these."""
     trust_remote_code: bool = False
     """Allow Python code from the model's folder to run."""
 

@@ -25,15 +25,27 @@ def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
     Raises ModelError naming `model.path`, with the library's reason.
     """
     source = path or config.path
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
+
+    def load(attention: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
             source,
             dtype=DTYPES[config.dtype],
-            attn_implementation=config.attention,
+            attn_implementation=attention,
             trust_remote_code=config.trust_remote_code,
         )
+
+    try:
+        try:
+            model = load(config.attention)
+        except ValueError as error:
+            # what says so has sinks or biases that torch's kernel does not know
+            if config.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
+                raise
+            model = load("eager")
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(f"model.path: {source!r} cannot be loaded as a causal language model: {error}") from error
+    if config.attention == "sdpa" and _caps_scores(model):
+        model.set_attn_implementation("eager")  # torch's kernel would leave the cap out without a word
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if "dropout" in name and isinstance(value, float):
@@ -41,6 +53,11 @@ def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return cast(PreTrainedModel, model)
+
+
+def _caps_scores(model: PreTrainedModel) -> bool:
+    """Whether the model's attention bounds its scores, as Gemma 2's does."""
+    return getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

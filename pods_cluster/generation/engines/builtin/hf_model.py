@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.engines.builtin.kv_cache import ATTENTION
+from pods_cluster.generation.engines.builtin.self_check import choose_attention
 from pods_cluster.weights.protocol import TensorSpec
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
@@ -53,7 +53,8 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
 class Forward:
     """Calls the model with this engine's cache, masks and attention.
 
-    Decoding uses grouped batched products where the model goes through transformers' attention interface.
+    Decoding uses grouped batched products where the model goes through transformers' attention interface. A model for
+    which a batch does not give what its rows give alone is refused by EngineError.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -74,11 +75,7 @@ class Forward:
         self.context = getattr(config, "max_position_embeddings", None)
         self.device = model.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        softcapped = getattr(config, "attn_logit_softcapping", None) is not None
-        if softcapped:
-            model.set_attn_implementation("eager")
-        elif getattr(type(model), "_supports_attention_backend", False):
-            model.set_attn_implementation(ATTENTION)
+        choose_attention(self)
 
     def __call__(
         self,
