@@ -160,7 +160,7 @@ def _lengths(steps: Sequence[Record]) -> dict[str, dict[str, float | None]]:
 
 
 def _samples(groups: Sequence[Record], texts: int = 1) -> dict[str, Any]:
-    """Of the first and the last sampled group: the prompt, and rollouts of the highest and the lowest reward."""
+    """Of the first and the last sampled group that was trained: the prompt, and rollouts of the highest and the lowest reward."""
 
     def show(group: Record) -> dict[str, Any]:
         scored = sorted((r for r in group["rollouts"] if r["reward"] is not None), key=lambda r: r["reward"])
@@ -175,6 +175,7 @@ def _samples(groups: Sequence[Record], texts: int = 1) -> dict[str, Any]:
             "rollouts": [{name: rollout[name] for name in fields} for rollout in shown],
         }
 
+    groups = [group for group in groups if group["fate"] in (None, "trained")]
     return {"first": show(groups[0]), "last": show(groups[-1])} if groups else {}
 
 

@@ -52,7 +52,7 @@ class RunConfig(Section):
     samples_every: int = Field(default=5, ge=0)
     """Steps between samples of whole groups of rollouts, saved for people to read; 0: none."""
     samples_groups: int = Field(default=2, ge=1)
-    """Groups saved each time."""
+    """Groups saved each time, and as many of those that were dropped (no signal, too few valid rewards, too old)."""
     step_timeout: float = Field(default=3600.0, gt=0)
     """Seconds that the rollouts of one step may take; after that the run stops and says what it was waiting for."""
     export: bool = True

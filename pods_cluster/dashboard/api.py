@@ -106,7 +106,7 @@ def series(
         found = view.history.columns.curves(
             dict.fromkeys(name[:300] for name in metric), start=start, end=end, points=points, x=x
         )
-        progress = view.history.progress
+        progress, last_step = view.history.progress, view.history.columns.last_step
     wide = 12 if x in ("time", "elapsed") else 9
     return schemas.Series(
         run=view.id,
@@ -114,6 +114,7 @@ def series(
         x=plain(found.x, wide),
         bucket=found.bucket,
         rows=found.rows,
+        last_step=last_step,
         progress=progress,
         series={
             name: schemas.SeriesCurve(

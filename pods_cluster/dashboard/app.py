@@ -57,8 +57,9 @@ def create_app(
 
     def tell(view: RunView, change: Change) -> None:
         if len(hub):
-            hub.tell("update", view.id, {"rows": change.rows, "events": change.events, "new_samples": change.samples,
-                                         "reset": change.reset, "live": responses.live(view)})  # fmt: skip
+            hub.tell("update", view.id, {"rows": change.rows, "after": change.after, "events": change.events,
+                                         "new_samples": change.samples, "reset": change.reset,
+                                         "live": responses.live(view)})  # fmt: skip
 
     runs = RunWatcher(paths, tell)
 

@@ -10,7 +10,7 @@ import numpy as np
 from pods_cluster.dashboard.columns import Columns
 from pods_cluster.telemetry.line_tail import LineTail, parse, sample_lines
 
-PREVIEW_ABOVE = 6 * 2**20
+PREVIEW_ABOVE = 2**19
 """A longer metrics file is shown by a sample of its lines until all of it is read."""
 PREVIEW_LINES = 400
 RECENT_ROWS = 20
@@ -20,7 +20,8 @@ RECENT_ROWS = 20
 class History:
     """`columns` hold what is known now: all steps, or while `progress` is below 1 a sample of them.
 
-    `changed` are the steps told since the last `drain`; `reset` that steps were taken back, or the file replaced.
+    `changed` are the steps told since the last `drain`. `reset`: curves that were fetched before are no longer right, as
+    steps were taken back, the file was replaced, or only a part of it was known until now.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,13 +31,9 @@ class History:
         self.changed: list[int] = []
         self.reset = False
         self._columns = Columns()
-        self._preview: Columns | None = None
         self._first = True
-        try:
-            if path.stat().st_size > PREVIEW_ABOVE:
-                self._preview = preview(path)
-        except OSError:
-            pass
+        self._partly_shown = False
+        self._preview = self._sample()
 
     @property
     def columns(self) -> Columns:
@@ -58,7 +55,7 @@ class History:
         except OSError:  # unreadable now; asked again at the next poll
             return False
         if self.tail.restarts != restarts:
-            self._columns, self._preview, self._first = Columns(), None, True
+            self._columns, self._preview, self._first = Columns(), self._sample(), True
             self.reset = True
         with np.errstate(over="ignore"):  # beyond 32 bits: infinite, and shown as no value
             for _, data in lines:
@@ -66,12 +63,13 @@ class History:
         if lines:
             self.revision += 1
         if self._first and self.tail.caught_up:
-            self._first = False
-            if self._preview is not None:
-                self._preview = None
-                self.reset = True
+            # curves fetched meanwhile hold a sample, or the first steps alone
+            self.reset = self.reset or self._partly_shown
+            self._first, self._partly_shown, self._preview = False, False, None
             self.changed.clear()
             self.revision += 1
+        elif self._first:
+            self._partly_shown = True
         return bool(lines)
 
     def drain(self) -> tuple[list[int], bool]:
@@ -98,11 +96,17 @@ class History:
         return rates
 
     def totals(self, names: list[str]) -> dict[str, float]:
-        """Sums over the run of counts; none while only a sample of the steps is known."""
-        if self._preview is not None:
+        """Sums over the run of counts; none while only a part of the steps is known."""
+        if self.progress < 1:
             return {}
         found = {name: self._columns.total(name) for name in names}
         return {name: total for name, total in found.items() if total is not None}
+
+    def _sample(self) -> Columns | None:
+        try:
+            return preview(self.tail.path) if self.tail.path.stat().st_size > PREVIEW_ABOVE else None
+        except OSError:
+            return None
 
     def _take(self, value: dict[str, Any] | None) -> None:
         if value is None:

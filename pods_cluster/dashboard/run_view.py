@@ -30,6 +30,8 @@ class Change(NamedTuple):
     events: list[dict[str, Any]]
     samples: int
     reset: bool
+    after: int | None = None
+    """The step before the first of `rows`: a page whose curves end earlier has missed something."""
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.events or self.samples or self.reset)
@@ -68,12 +70,14 @@ class RunView:
             if len(steps) > MAX_ROWS_TOLD:
                 steps, reset = steps[-1:], True
             columns = self.history.columns
-            rows = []
+            rows, before = [], None
             for step in dict.fromkeys(steps):
                 row = int(columns.steps.searchsorted(step))
                 if row < columns.rows and int(columns.steps[row]) == step:
+                    if not rows and row:
+                        before = int(columns.steps[row - 1])
                     rows.append(columns.record(row))
-            return Change(rows, events[-MAX_ROWS_TOLD:], samples, reset)
+            return Change(rows, events[-MAX_ROWS_TOLD:], samples, reset, before)
 
     @property
     def loading(self) -> bool:

@@ -111,7 +111,8 @@ class Series(BaseModel):
     x: list[Number]
     bucket: int = Field(description="Steps a bucket.")
     rows: int = Field(description="Steps in the range.")
-    progress: float
+    last_step: int | None = Field(description="The newest step that is known, in the range or not.")
+    progress: float = Field(description="Share of the metrics file that was read; below 1 the curves are a sample.")
     series: dict[str, SeriesCurve]
 
 

@@ -51,6 +51,7 @@ from pods_cluster.generation.messages import Failure
 from pods_cluster.run import checkpoints
 from pods_cluster.run.checkpoints import RunState
 from pods_cluster.run.evaluation import evaluate
+from pods_cluster.run.group_samples import GroupSamples
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.saving import Saver
 from pods_cluster.run.stages import Generators, Learners, Publisher, Selector
@@ -58,6 +59,7 @@ from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_assembly import Assembler, RunError
 from pods_cluster.run.step_numbers import StageClock, Tally, measure
 from pods_cluster.run.weight_updates import WeightUpdates
+from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.sizing.balance import Balancer
 from pods_cluster.sizing.idle import IdleShare
 from pods_cluster.sizing.moves import Sizes
@@ -65,7 +67,6 @@ from pods_cluster.sizing.scaler import Scaler
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.telemetry.recorder import Level, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
-from pods_cluster.telemetry.step_record import SampleGroup
 from pods_cluster.types import Prompt, Selection
 
 EMPTY_STEPS = 5
@@ -105,7 +106,7 @@ class Run:
         self.balancer = Balancer(config)
         self.saver = Saver(config, learners, folder, self._notice)
         self._empty_steps = 0
-        self._samples: list[SampleGroup] = []
+        self.samples = GroupSamples(config, pool)
         self.rewards = RewardWatch(recorder)
         self.assembler = Assembler(
             config,
@@ -117,7 +118,8 @@ class Run:
             notice=self._notice,
             stopping=lambda: self.stop_reason is not None,
             on_failure=self._replace_worker,
-            on_selected=self._sample,
+            on_selected=self._sample_selected,
+            on_dropped=self._sample_dropped,
         )
         self.updates = WeightUpdates(pool, learners, publisher, self.assembler, self._notice)
         self.scaler = Scaler(
@@ -197,11 +199,11 @@ class Run:
             result, values = await self.updates.train(selections, self.step, clock, tally)
         else:
             result, values = None, {}
+        if samples := self.samples.of_step({lost.group for lost in result.lost} if result else ()):
+            self.recorder.samples(self.step + 1, samples)
+        if not selections:
             self._no_groups(tally)
         self.step += 1
-        if self._samples:
-            self.recorder.samples(self.step, self._samples)
-            self._samples = []
         seconds = clock.total()
         self.seconds += seconds
         values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
@@ -238,18 +240,11 @@ class Run:
             self.recorder.step(self.step, values)
         return values
 
-    async def _sample(self, selection: Selection) -> None:
-        """Hold a whole group for people to read: every rollout, before those left out are forgotten."""
-        every = self.config.run.samples_every
-        if not every or (self.step + 1) % every or len(self._samples) >= self.config.run.samples_groups:
-            return
-        group, prompt, rule = selection.group, self.assembler.prompt_of(selection.group), self.config.selector.rule
-        kept = [locator.index for locator in selection.locators]
-        reason = f"{len(selection)} of {selection.group_valid} scored rollouts by {rule}"
-        rollouts = await self.pool.sample(group)
-        self._samples.append(
-            SampleGroup(group, prompt.text, rollouts, kept, answer=prompt.answer, rule=rule, reason=reason)
-        )
+    async def _sample_selected(self, selection: Selection) -> None:
+        await self.samples.selected(selection, self.assembler.prompt_of(selection.group), self.step + 1)
+
+    async def _sample_dropped(self, ended: GroupFate) -> None:
+        await self.samples.dropped(ended, self.assembler.prompt_of(ended.group), self.step + 1)
 
     def _no_groups(self, tally: Tally) -> None:
         self._empty_steps += 1

@@ -17,6 +17,7 @@ from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_numbers import Tally
+from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
 
 POLL_SECONDS = 1.0
@@ -34,8 +35,8 @@ class Assembler:
 
     It holds the prompt of every group in flight, so that it can be served again, and counts the attempts at each row.
     `rewards` tells of rewards that fail, `notice` of what happened, `stopping` says whether the run is to end.
-    `on_failure` puts another worker in place of one that is gone, `on_selected` sees a selection while the whole group
-    still lies with its workers.
+    `on_failure` puts another worker in place of one that is gone. `on_selected` sees a selection, and `on_dropped` a group
+    that is not trained, while the whole group still lies with its workers.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class Assembler:
         stopping: Callable[[], bool],
         on_failure: Callable[[Failure], Awaitable[None]],
         on_selected: Callable[[Selection], Awaitable[None]],
+        on_dropped: Callable[[GroupFate], Awaitable[None]],
     ) -> None:
         self.config = config
         self.pool, self.selector, self.ledger = pool, selector, ledger
         self._supply = PromptSupply(stream, notice)
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
-        self._on_failure, self._on_selected = on_failure, on_selected
+        self._on_failure, self._on_selected, self._on_dropped = on_failure, on_selected, on_dropped
         self._group_size = config.generator.rollouts_per_prompt
         self._prompts: dict[GroupId, Prompt] = {}
         self._sizes: dict[GroupId, int] = {}
@@ -120,6 +122,7 @@ class Assembler:
                 await self.pool.keep(decision.selections)
             unserved = 0
             for ended in decision.fates:
+                await self._on_dropped(ended)  # while the workers still hold its rollouts
                 self._end(ended.group, ended.fate)
                 tally.ended(ended.fate, ended.stats)
                 self._lengths.seen(ended.group.row, ended.stats.length_mean)

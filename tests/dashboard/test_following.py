@@ -125,6 +125,34 @@ def test_a_long_history_is_shown_by_a_sample_until_it_is_read(tmp_path: Path, mo
     assert found.drain()[1], "the page must hear that the curves are whole now"
 
 
+@pytest.mark.parametrize("preview_above", [1000, 2**40])
+def test_a_history_that_was_shown_in_part_is_told_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preview_above: int
+) -> None:
+    """With a preview or without: curves that were fetched while the file was read are no longer right at its end."""
+    monkeypatch.setattr(history, "PREVIEW_ABOVE", preview_above)
+    folder = make_run(tmp_path, "run", 0, ended=False)
+    append(folder.metrics, *(step_line(step, reward=1.0, updates=1.0) for step in range(1, 301)))
+    found = RunView(folder, "run")
+    found.advance(2048)
+    assert found.history.progress < 1
+    assert found.history.totals(["updates"]) == {}, "a part has no totals"
+    resets = 0
+    while found.loading:
+        resets += found.advance(2048).reset
+    assert resets == 1
+    assert found.history.columns.rows == 301, "with the evaluation before the first step"
+    assert found.history.totals(["updates"]) == {"updates": 300.0}
+    append(folder.metrics, step_line(301, reward=1.0))
+    change = found.advance()
+    assert (change.reset, [row["step"] for row in change.rows], change.after) == (False, [301], 300)
+
+
+def test_a_history_read_at_once_needs_no_second_look(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "run", 5, ended=False)
+    assert not RunView(folder, "run").advance().reset
+
+
 def test_samples_of_lines_are_whole_and_end_with_the_last(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     append(path, *({"step": step, "text": "x" * (step % 90)} for step in range(500)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from pods_cluster.dashboard import history
 from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
+from pods_cluster.dashboard.history import History
+from pods_cluster.dashboard.run_view import RunView
 from tests.dashboard.conftest import SECRET, Served
 from tests.dashboard.made import HOSTILE, append, make_run, step_line
 
@@ -106,6 +110,66 @@ def test_a_step_that_is_written_moves_the_curves(page: Any, tmp_path: Path) -> N
         page.wait_for_selector("#notice.error")
         assert page.locator("#notice").inner_text() == f"The run failed: boom {HOSTILE}"
         assert page.locator("#picker .pill").first.inner_text() == "failed"
+        page.goto("about:blank")
+
+
+def test_curves_of_a_run_that_is_still_read_become_whole(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh server shows what it has read so far; the page must come to all steps, whether the run goes on or not."""
+    monkeypatch.setattr(history, "PREVIEW_ABOVE", 2**40)
+    monkeypatch.setattr(RunView.advance, "__defaults__", (4096,))
+    folder = make_run(tmp_path, "long", 0, ended=False)
+    append(folder.metrics, *(step_line(step, reward=step / 2000, loss=1.0) for step in range(1, 601)))
+    held = threading.Event()
+    advance = History.advance
+
+    def advance_while_allowed(self: History, limit: int) -> bool:
+        return advance(self, limit) if held.is_set() or self.columns.rows < 200 else False
+
+    monkeypatch.setattr(History, "advance", advance_while_allowed)
+    steps = "document.querySelector('[data-chart=reward] .js-plotly-plot')?.data?.[0].x"
+    with Served(create_app([tmp_path], token=Token(SECRET))) as served:
+        page.goto(f"{served.url}/#run=long")
+        until(page, f"200 <= {steps}?.length && {steps}.length < 300")
+        assert page.locator("#notice").inner_text().startswith("Reading the history")
+        held.set()
+        until(page, f"{steps}.length === 601 && {steps}.at(-1) === 600")
+        until(page, "document.querySelector('#notice').hidden")
+        append(folder.metrics, *(step_line(step, reward=0.5) for step in range(601, 604)))
+        until(page, f"{steps}.length === 604")
+        page.goto("about:blank")
+
+
+def test_a_step_that_the_stream_did_not_tell_is_fetched(page: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "gap", 10, ended=False)
+    app = create_app([tmp_path], token=Token(SECRET))
+    with Served(app) as served:
+        page.goto(served.url)
+        page.wait_for_selector(CURVE)
+        tell, app.state.runs.on_change = app.state.runs.on_change, None
+        append(folder.metrics, *(step_line(step, reward=0.25) for step in range(11, 15)))
+        while app.state.runs.get("gap").history.columns.last_step != 14:
+            page.wait_for_timeout(50)
+        app.state.runs.on_change = tell
+        append(folder.metrics, step_line(15, reward=0.75))
+        steps = "document.querySelector('[data-chart=reward] .js-plotly-plot').data[0].x"
+        until(page, f"{steps}.at(-1) === 15")
+        until(page, f"{steps}.length === 16 && [11, 12, 13, 14].every((step) => {steps}.includes(step))")
+        page.goto("about:blank")
+
+
+def test_a_pool_that_was_scaled_is_not_two_of_one(page: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "scaled", 10, ended=False)
+    sizes = {"generator/workers": 1, "generator/target": 2, "learner/workers": 1, "learner/target": 1}
+    append(folder.metrics, step_line(11, **sizes))
+    count = "document.querySelector('.node-1 .count')?.textContent"
+    with Served(create_app([tmp_path], token=Token(SECRET))) as served:
+        page.goto(served.url)
+        until(page, f"{count} === '1 of 2'")
+        append(folder.metrics, step_line(12, **{**sizes, "generator/workers": 2}))
+        until(page, f"{count} === '×2'")
+        assert "2 of 1" not in page.locator("main").inner_text()
         page.goto("about:blank")
 
 

@@ -27,7 +27,7 @@ from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Instructions
-from pods_cluster.types import GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
+from pods_cluster.types import FinishReason, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 
 YAML = """
@@ -240,7 +240,15 @@ class Pool(Membership):
         self.dropped.extend(groups)
 
     async def sample(self, group: GroupId) -> list[Rollout]:
-        return []
+        """A group's rollouts, as long as the workers have not been told to forget it."""
+        if group not in self.submitted or group in self.dropped or group in self.held:
+            return []
+        version = self.submitted[group]
+        return [
+            Rollout(group, index, (1, 2), [3, 4, 5], None, FinishReason.STOP, version, version, f"rollout {index}",
+                    self.rewards(group, index))
+            for index in range(self.size)
+        ]  # fmt: skip
 
     async def evaluate(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> list[EvalRow]:
         return []

@@ -151,7 +151,10 @@ function listen() {
 function told(message) {
   const reading = page.detail && page.detail.progress < 1;
   if (message.reset) { page.store.refresh(message.run); }
-  else for (const row of message.rows) page.store.append(message.run, row);
+  else {
+    let after = message.after;
+    for (const row of message.rows) { page.store.append(message.run, row, after); after = row.step; }
+  }
   if (message.run === page.run && page.detail) {
     const { latest, ...live } = message.live;
     const fresh = Object.keys(latest).some((name) => !(name in page.detail.latest));
@@ -204,10 +207,13 @@ async function start() {
   get("/api/session").then((session) => { page.canManage = session.controls; header(); }).catch(() => {});
   setInterval(() => {
     if (document.hidden) return;
-    if (page.detail?.progress < 1) freshDetail();
     loadList().then(() => (page.run === null ? route() : header())).catch(() => header());
   }, LIST_MS);
-  setInterval(() => { if (!document.hidden && page.detail) progress($("progress"), page); }, 1000);
+  setInterval(() => {
+    if (document.hidden || !page.detail) return;
+    progress($("progress"), page);
+    if (page.detail.progress < 1) freshDetail();
+  }, 1000);
 }
 
 function fail(error) {

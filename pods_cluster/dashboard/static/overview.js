@@ -85,12 +85,12 @@ function workerTable(detail, config, live) {
   }
   const pool = (name, wanted, serving, text) => h("tr", {}, h("td", {}, name),
     h("td", {}, h("span", { class: `state ${detail.status !== "running" ? "ended" : serving < wanted ? "starting" : "alive"}` },
-      detail.status !== "running" ? detail.status : `${number(serving ?? wanted)} of ${number(wanted)}`)), h("td", {}, text));
+      detail.status !== "running" ? detail.status : serving < wanted ? `${number(serving)} of ${number(wanted)}` : number(serving ?? wanted))), h("td", {}, text));
   const failed = detail.worker_events.slice(-4).reverse();
   return [h("table", { class: "table" }, h("thead", {}, h("tr", {}, ["pool", "workers", "now"].map((name) => h("th", {}, name)))), h("tbody", {},
-    pool("generators", config.generator?.workers, latest["generator/workers"],
+    pool("generators", latest["generator/target"] ?? config.generator?.workers, latest["generator/workers"],
       [config.generator?.engine, latest["generator/running"] === undefined ? null : `${number(latest["generator/running"])} decoding, ${number(latest["generator/waiting"])} waiting`].filter(Boolean).join(" · ")),
-    pool("learner", config.learner?.workers, latest["learner/workers"] ?? config.learner?.workers,
+    pool("learner", latest["learner/target"] ?? config.learner?.workers, latest["learner/workers"] ?? config.learner?.workers,
       [config.learner ? `ZeRO ${config.learner.zero_stage}` : null, latest["learner/microbatches"] === undefined ? null : `${number(latest["learner/microbatches"])} micro-batches`].filter(Boolean).join(" · ")))),
   failed.length ? h("div", { class: "below" }, failed.map(eventLine)) : h("p", { class: "faint" }, "No worker has failed.")];
 }

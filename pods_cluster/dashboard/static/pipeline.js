@@ -59,7 +59,7 @@ function describe(detail, config) {
         ["a step", config.learner?.prompts_per_step ? `${number(config.learner.prompts_per_step)} prompts` : null],
         ["dropped", at("data/prompts_dropped_overlong") ? number(detail.totals["data/prompts_dropped_overlong"]) : null, "warn"],
       ] },
-      { name: "Generators", count: workers(at("generator/workers"), config.generator?.workers), meter: at("generator/idle_share"), lines: [
+      { name: "Generators", count: workers(at("generator/workers"), at("generator/target") ?? config.generator?.workers), meter: at("generator/idle_share"), lines: [
         ["decoding", shown("generator/running")],
         ["queued", shown("generator/waiting"), waiting > 0 ? "busy" : ""],
         ["tokens", rate(at("generator/tokens_per_second"), "")],
@@ -78,7 +78,7 @@ function describe(detail, config) {
         ["groups in flight", shown("groups/in_flight")],
         ["groups queued", shown("groups/queued")],
       ] },
-      { name: "Learner", count: workers(at("learner/workers"), config.learner?.workers), meter: at("learner/idle_share"), lines: [
+      { name: "Learner", count: workers(at("learner/workers"), at("learner/target") ?? config.learner?.workers), meter: at("learner/idle_share"), lines: [
         ["update", shown("timing_s/update", duration)],
         ["tokens", rate(at("learner/tokens_per_second"), "")],
         ["staleness", shown("staleness/mean")],
@@ -100,5 +100,5 @@ function describe(detail, config) {
 
 function workers(serving, wanted) {
   if (serving === undefined) return wanted ? `×${wanted}` : null;
-  return wanted && wanted !== serving ? `${number(serving)} of ${wanted}` : `×${number(serving)}`;
+  return wanted > serving ? `${number(serving)} of ${wanted}` : `×${number(serving)}`;
 }

@@ -5,14 +5,17 @@ import { get, runPath } from "./api.js";
 const BATCH = 60;
 const BATCH_MS = 12;
 const REFETCH_AFTER = 256; // points told one by one, after which curves are fetched anew
+const READING_MS = 700; // between two looks at a run whose history the server still reads
 
 export class SeriesStore {
   /** `changed(run)` is called when curves of a run have changed. */
   constructor(changed) {
     this.changed = changed;
-    this.curves = new Map(); // run → metric → {x, mean, low, high, bucket}
+    this.curves = new Map(); // run → metric → {x, mean, low, high, bucket, last (step)}
     this.waiting = new Map(); // run → metrics to fetch
     this.told = new Map();
+    this.turns = new Map(); // run → how often it was refreshed
+    this.reading = new Map(); // run → timer, while what is known of it is a part
     this.axis = "step";
     this.range = null;
     this.points = 700;
@@ -46,20 +49,30 @@ export class SeriesStore {
     if (run === null) { this.curves.clear(); this.told.clear(); } else { this.curves.delete(run); this.told.delete(run); }
   }
 
+  turn(run) { return this.turns.get(run) ?? 0; }
+
   /** Fetch anew what is known of a run; the old curves stay until the new ones are there. */
   refresh(run) {
     const metrics = [...(this.curves.get(run)?.keys() ?? [])];
     this.told.set(run, 0);
+    this.turns.set(run, this.turn(run) + 1);
     for (let index = 0; index < metrics.length; index += BATCH) this.load(run, metrics.slice(index, index + BATCH));
   }
 
-  /** A step that the stream told. */
-  append(run, row) {
+  /** A step that the stream told, and the step `after` which it came: where that one is missing, something was missed. */
+  append(run, row, after = null) {
     const known = this.curves.get(run);
     if (!known || this.range) return;
     const x = row[this.axis === "step" ? "step" : this.axis];
     if (x === undefined) return;
+    if (after !== null && [...known.values()].some((curve) => curve.last !== null && curve.last < after)) {
+      for (const curve of known.values()) curve.last = row.step;
+      this.refresh(run);
+      return;
+    }
     for (const [metric, curve] of known) {
+      if (row.step < curve.last) continue; // the curves are newer than the message
+      curve.last = row.step;
       const value = row[metric];
       if (value === undefined) continue;
       const last = curve.x.length - 1;
@@ -87,6 +100,7 @@ export class SeriesStore {
 
   async load(run, metrics) {
     const generation = this.generation;
+    const turn = this.turn(run);
     let found;
     try {
       found = await get(`${runPath(run)}/series`, {
@@ -100,7 +114,14 @@ export class SeriesStore {
     if (!this.curves.has(run)) this.curves.set(run, new Map());
     const known = this.curves.get(run);
     for (const [metric, curve] of Object.entries(found.series)) {
-      known.set(metric, { x: found.x.slice(), mean: curve.mean, low: curve.low, high: curve.high, bucket: found.bucket });
+      if ((known.get(metric)?.turn ?? 0) > turn) continue; // answers may overtake each other
+      known.set(metric, { x: found.x.slice(), mean: curve.mean, low: curve.low, high: curve.high, bucket: found.bucket, last: found.last_step, turn });
+    }
+    // what was under way when the run was refreshed may be from before
+    const old = metrics.filter((metric) => (known.get(metric)?.turn ?? 0) < this.turn(run));
+    if (turn < this.turn(run) && old.length) this.load(run, old);
+    if (found.progress < 1) {
+      if (!this.reading.has(run)) this.reading.set(run, setTimeout(() => { this.reading.delete(run); this.refresh(run); }, READING_MS));
     }
     this.changed(run);
   }
