@@ -268,7 +268,7 @@ def main() -> None:
     write_result(Path(f"{arguments.out}.json"), result)
     draw(result["runs"], Path(f"{arguments.out}.png"))
     for run in result["runs"]:
-        print(f"{run['run']}: {_sentence(run['gain'])}; {run['ratio']} rollouts for each update")
+        print(f"{run['run']}: {_sentence(run['gain'])}; {run['ratio']} rollouts per trained rollout")
     if result["together"]:
         print(f"together: {_sentence(result['together'])}")
 

@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def rollouts_per_trained(self) -> float:
-        """Rollouts generated for each one trained, before replacements: n / m."""
+        """Rollouts per trained rollout, before replacements: n / m."""
         return self.generated / self.trained
 
 
@@ -143,7 +143,7 @@ def _plan_table(config: Config, found: CheckResult) -> Table:
     each = f"{low}" if low == high else f"{low} to {high}"
     row("one step", f"{plan.groups} prompts → {plan.generated:,} rollouts generated → {plan.trained:,} trained "
         f"({each} a rank, at most {plan.microbatches_at_most} micro-batches)")  # fmt: skip
-    row("n / m", f"{plan.rollouts_per_trained:.2f} rollouts generated for each one trained")
+    row("n / m", f"{plan.rollouts_per_trained:.2f} rollouts per trained rollout")
     row("staleness", "0: on-policy, the pools take turns" if not config.staleness
         else f"up to {config.staleness} version(s), at most {plan.out_at_most} groups out")  # fmt: skip
     row(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
-from pods_cluster.dashboard import responses, schemas
+from pods_cluster.dashboard import comparison, responses, schemas
 from pods_cluster.dashboard.columns import plain
 from pods_cluster.dashboard.journal import SampleEntry
 from pods_cluster.dashboard.run_view import RunView
@@ -86,7 +86,6 @@ def run_detail(request: Request, run: RunId) -> schemas.RunDetail:
             bad_lines=view.history.bad_lines + view.events.bad_lines + view.samples.bad_lines,
             metrics=[responses.metric(name) for name in sorted(columns.names)],
             nonfinite=nonfinite,
-            worker_events=view.worker_events[-20:],
         )
 
 
@@ -165,12 +164,18 @@ def samples(
     limit: Limit = 50,
     start: Annotated[Step, Query(description="First step.")] = None,
     end: Annotated[Step, Query(description="Last step.")] = None,
+    fate: Annotated[
+        list[Literal["trained", "no_signal", "too_few_valid", "stale", "lost", "cancelled"]] | None,
+        Query(max_length=6, description="What became of the group; all but `trained` were dropped."),
+    ] = None,
 ) -> schemas.SamplePage:
     """Sampled groups, newest first."""
     view = view_of(request, run)
 
     def wanted(entry: SampleEntry) -> bool:
-        return (start is None or entry.step >= start) and (end is None or entry.step <= end)
+        in_range = (start is None or entry.step >= start) and (end is None or entry.step <= end)
+        # older versions sampled trained groups alone, and gave them no fate
+        return in_range and (not fate or (entry.fate or "trained") in fate)
 
     with view.lock:
         entries, more = view.samples.page(before, limit, wanted)
@@ -205,6 +210,19 @@ def sample(
         reason=responses.text(line.get("reason")),
         rollouts=[responses.rollout(row) for row in line["rollouts"] if isinstance(row, dict)],
         fields={name: value for name, value in line.items() if name not in known},
+    )
+
+
+@router.get("/compare", responses=NO_RUN)
+def compare(
+    request: Request,
+    run: Annotated[list[RunId], Query(min_length=1, max_length=20, description="Runs by id.")],
+) -> schemas.Comparison:
+    """Runs side by side: what each came to, and the settings in which they differ."""
+    views = [view_of(request, name) for name in dict.fromkeys(run)]
+    return schemas.Comparison(
+        figures=[comparison.figures(view) for view in views],
+        settings=comparison.differences([view.config()[1] for view in views]),
     )
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import Receive, Scope, Send
 
 from pods_cluster import __version__
 from pods_cluster.client.controls import ControlFailed, Controls, LiveStatus, NotLive
-from pods_cluster.dashboard import api, responses, schemas
+from pods_cluster.dashboard import api, guide, responses, schemas
 from pods_cluster.dashboard.access_token import COOKIE, Token
 from pods_cluster.dashboard.assets import Asset, Assets
 from pods_cluster.dashboard.guard import Guard, address_of, is_local, session_cookie
@@ -227,6 +227,11 @@ async def _reach(request: Request, call: Any) -> Any:
 @page_router.get("/", include_in_schema=False)
 def page(request: Request) -> Response:
     return _send(request, request.app.state.assets.page())
+
+
+@page_router.get(guide.PATH, include_in_schema=False)
+def troubleshooting() -> HTMLResponse:
+    return HTMLResponse(guide.page(), headers={"cache-control": "no-cache"})
 
 
 @page_router.get("/favicon.svg", include_in_schema=False)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.dashboard.columns import Columns
+from pods_cluster.dashboard.run_health import health_of
+from pods_cluster.telemetry.health_report import HealthReport
 from pods_cluster.telemetry.line_tail import LineTail, parse, sample_lines
 
 PREVIEW_ABOVE = 2**19
@@ -34,6 +36,7 @@ class History:
         self._first = True
         self._partly_shown = False
         self._preview = self._sample()
+        self._health: tuple[int, HealthReport | None] = (-1, None)
 
     @property
     def columns(self) -> Columns:
@@ -94,6 +97,14 @@ class History:
         if trained and scored is not None:
             rates["rollout_to_update_ratio"] = float(f"{scored / trained:.6g}")
         return rates
+
+    def health(self) -> HealthReport | None:
+        """What the health rules say of the newest steps; None before the first, and while only a sample is known."""
+        if self._preview is not None:
+            return None
+        if self._health[0] != self.revision:
+            self._health = (self.revision, health_of(self.columns))
+        return self._health[1]
 
     def totals(self, names: list[str]) -> dict[str, float]:
         """Sums over the run of counts; none while only a part of the steps is known."""

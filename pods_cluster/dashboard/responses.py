@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pods_cluster.client.run_state import last_written
-from pods_cluster.dashboard import schemas
+from pods_cluster.dashboard import guide, schemas
 from pods_cluster.dashboard.journal import EventEntry, SampleEntry
 from pods_cluster.dashboard.run_view import RunView
 from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.health_report import HealthReport
 from pods_cluster.telemetry.metric_registry import Kind
 
 _SECTIONS = {metric.name: title for title, metrics in registry.sections.items() for metric in metrics}
@@ -30,11 +31,35 @@ def live(view: RunView) -> dict[str, Any]:
             "latest": values,
             "totals": view.history.totals([name for name in columns.names if _is_count(name)]),
             "rates": view.history.rates(),
+            "health": health(view.history.health()),
+            "reward_failures": [reward_failure(event) for event in view.reward_failures.values()],
+            "worker_events": view.worker_events[-20:],
             "samples": len(view.samples.entries),
             "events": len(view.events.entries),
             "warnings": view.levels["warning"],
             "errors": view.levels["error"],
         }
+
+
+def health(report: HealthReport | None) -> dict[str, Any] | None:
+    """The fields of `schemas.RunHealth`; links lead to the guide that this server has."""
+    if report is None:
+        return None
+    found = report.as_dict()
+    for finding in found["findings"]:
+        finding["link"] = f"{guide.PATH}#{finding['rule']}"
+    return found
+
+
+def reward_failure(event: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `schemas.RewardFailure`."""
+    return {
+        "reward": text(event.get("reward")),
+        "failure": text(event.get("failure")),
+        "count": whole(event.get("count")),
+        "share": number(event.get("share")),
+        "message": text(event.get("message")),
+    }
 
 
 def _is_count(name: str) -> bool:
@@ -81,12 +106,13 @@ def sample(entry: SampleEntry) -> schemas.SampleItem:
 
 
 def rollout(row: dict[str, Any]) -> schemas.SampleRollout:
-    parts, versions = row.get("parts"), row.get("versions")
+    parts, versions, errors = row.get("parts"), row.get("versions"), row.get("errors")
     return schemas.SampleRollout(
         index=whole(row.get("index")),
         kept=row.get("kept") is True,
         reward=number(row.get("reward")),
         parts={str(name): number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
+        errors=[text(error) for error in errors] if isinstance(errors, list) else [],
         length=whole(row.get("length")),
         finish_reason=text(row.get("finish_reason")),
         versions=[whole(version) for version in versions] if isinstance(versions, list) else [],

@@ -19,6 +19,7 @@ from pods_cluster.telemetry.run_folder import RunFolder
 SLICE_BYTES = 2**19
 """Read at a time, so that a request waits for some milliseconds only."""
 MAX_ROWS_TOLD = 20
+MAX_REWARD_FAILURES = 50
 """Steps told at once; a page that hears of more fetches its curves again."""
 _SECRET = re.compile(r"token$|secret|password|passwd|credential|api_?key|authorization", re.IGNORECASE)
 
@@ -49,6 +50,8 @@ class RunView:
         self.samples = Journal(folder.samples, sample_entry, superseded=True)
         self.levels: Counter[str] = Counter()
         self.worker_events: list[dict[str, Any]] = []
+        self.reward_failures: dict[tuple[str, str], dict[str, Any]] = {}
+        """The newest event of each reward and kind of failure."""
         self.used = time.monotonic()
         self._ended: dict[str, Any] | None = None
         self._config: tuple[float, str, dict[str, Any]] = (-1.0, "", {})
@@ -121,6 +124,10 @@ class RunView:
             self._ended = event
         elif kind in START_EVENTS:
             self._ended = None
+        if kind == "reward_failed":
+            key = (str(event.get("reward")), str(event.get("failure")))
+            if key in self.reward_failures or len(self.reward_failures) < MAX_REWARD_FAILURES:
+                self.reward_failures[key] = event
         if kind.startswith("worker_"):
             self.worker_events = [*self.worker_events[-99:], event]
 

@@ -38,7 +38,7 @@ class RunItem(BaseModel):
     updated: Number = Field(description="When the run last wrote, Unix time.")
     elapsed: Number = Field(description="Seconds that the run has been working.")
     reward: Number = None
-    ratio: Number = Field(None, description="Rollout-to-update ratio over the run.")
+    ratio: Number = Field(None, description="Rollouts per trained rollout, over the run.")
 
 
 class RunList(BaseModel):
@@ -63,6 +63,35 @@ class Nonfinite(BaseModel):
     last_step: int
 
 
+class Finding(BaseModel):
+    """What a rule of the run's health found."""
+
+    rule: str
+    level: Literal["info", "warning", "error"]
+    text: str
+    advice: str
+    link: str = Field(description="The rule's paragraph in the guide, on this server.")
+
+
+class RunHealth(BaseModel):
+    """What the health rules say of the newest ten steps, as `pods status` does."""
+
+    line: str = Field(description="The worst finding and what to do about it, or that the run is healthy.")
+    level: Literal["info", "warning", "error"]
+    pace: str = Field(description="Which pool sets the pace, and what would change that; empty while it is not known.")
+    findings: list[Finding]
+
+
+class RewardFailure(BaseModel):
+    """A reward that gave no number, by kind of failure."""
+
+    reward: str
+    failure: str
+    count: int = Field(description="How often, when it was told last.")
+    share: Number = Field(description="Share of all scorings until then.")
+    message: str = Field(description="The newest error, with its file and line.")
+
+
 class Live(BaseModel):
     """What changes from step to step; the stream tells it too."""
 
@@ -75,6 +104,9 @@ class Live(BaseModel):
     latest: dict[str, float] = Field(description="Newest value of each metric.")
     totals: dict[str, float] = Field(description="Sums of counts over the run.")
     rates: dict[str, float] = Field(description="Rates a second and the ratio over the last 20 steps.")
+    health: RunHealth | None = Field(description="null before the first step.")
+    reward_failures: list[RewardFailure]
+    worker_events: list[dict[str, Any]] = Field(description="Newest events about workers that failed or were replaced.")
     samples: int
     events: int
     warnings: int
@@ -92,7 +124,6 @@ class RunDetail(Live):
     bad_lines: int = Field(description="Lines that could not be read.")
     metrics: list[MetricInfo]
     nonfinite: list[Nonfinite]
-    worker_events: list[dict[str, Any]] = Field(description="Newest events about workers that failed or were replaced.")
 
 
 class SeriesCurve(BaseModel):
@@ -154,7 +185,7 @@ class SampleItem(BaseModel):
     reward_mean: Number
     reward_std: Number
     rule: str
-    fate: str | None
+    fate: str | None = Field(description="What became of the group; null in runs of older versions.")
 
 
 class SamplePage(BaseModel):
@@ -171,6 +202,7 @@ class SampleRollout(BaseModel):
     kept: bool
     reward: Number
     parts: dict[str, Number]
+    errors: list[str] = Field(description="Rewards that gave no number, each with its error.")
     length: int
     finish_reason: str
     versions: list[int]
@@ -192,6 +224,41 @@ class SampleDetail(BaseModel):
     reason: str
     rollouts: list[SampleRollout]
     fields: dict[str, Any]
+
+
+class Figures(BaseModel):
+    """What a run came to. Final values are means over the last ten steps that have them, best ones over any ten in a row;
+    accuracies are single evaluations.
+    """
+
+    run: str
+    status: Status
+    step: int | None
+    accuracy_final: Number
+    accuracy_best: Number
+    accuracy_best_step: int | None
+    reward_final: Number
+    reward_best: Number
+    seconds: Number = Field(description="Seconds that the run has worked.")
+    gpu_seconds: Number = Field(description="Seconds times the cards that the pools held; null where they held none.")
+    rollouts_scored: Number
+    rollouts_trained: Number
+    ratio: Number = Field(description="Rollouts scored per rollout trained, over the run.")
+    tokens_sampled: Number
+
+
+class SettingDifference(BaseModel):
+    """A setting that differs between the runs; `values` in the order of `figures`, null where a run has none."""
+
+    name: str
+    values: list[Any]
+
+
+class Comparison(BaseModel):
+    """Runs side by side."""
+
+    figures: list[Figures]
+    settings: list[SettingDifference]
 
 
 class RunConfigText(BaseModel):

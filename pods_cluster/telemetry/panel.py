@@ -91,11 +91,11 @@ def _rates(state: ProgressState) -> Text | None:
 
 
 def _ratio(state: ProgressState) -> Text | None:
-    """Rollouts and tokens made for each one trained, in the last step and over the run."""
+    """Rollouts per trained rollout, and the same in tokens, in the last step and over the run."""
     parts: list[Text] = []
     for title, name in (
-        ("rollouts made : trained", "rollout_to_update_ratio"),
-        ("tokens", "rollout_to_update_ratio/tokens"),
+        ("rollouts per trained rollout", "rollout_to_update_ratio"),
+        ("in tokens", "rollout_to_update_ratio/tokens"),
     ):
         overall = "/cumulative" if name == "rollout_to_update_ratio" else "_cumulative"
         step, run = state.latest.get(name), state.latest.get(name + overall)

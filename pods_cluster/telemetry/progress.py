@@ -108,7 +108,9 @@ def line(state: ProgressState, record: Mapping[str, Any]) -> str:
         parts.append(f"rollouts {compact(made)} made {compact(trained)} trained")
     if "rollout_to_update_ratio" in value:
         overall = value.get("rollout_to_update_ratio/cumulative")
-        parts.append(f"ratio {compact(value['rollout_to_update_ratio'])} (run {compact(overall)})")
+        parts.append(
+            f"{compact(value['rollout_to_update_ratio'])} rollouts per trained rollout (run {compact(overall)})"
+        )
     if "throughput/rollouts_generated" in value:
         parts.append(f"{compact(value['throughput/rollouts_generated'])} rollouts/s")
     stages = [

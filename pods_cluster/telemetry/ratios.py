@@ -1,4 +1,4 @@
-"""Metrics that follow from counts: the rollout-to-update ratio, of the step and of the run, and rates a second."""
+"""Metrics that follow from counts: rollouts per trained rollout, of the step and of the run, and rates a second."""
 
 from __future__ import annotations
 

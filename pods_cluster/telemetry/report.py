@@ -128,7 +128,7 @@ def _facts_table(summary: Summary) -> Table:
 def _ratio_text(summary: Summary) -> str:
     parts = []
     if summary.ratio is not None:
-        parts.append(f"{compact(summary.ratio)} rollouts made for each one trained")
+        parts.append(f"{compact(summary.ratio)} rollouts per trained rollout")
     if summary.token_ratio is not None:
         parts.append(f"{compact(summary.token_ratio)} in tokens")
     return " · ".join(parts)

@@ -162,7 +162,7 @@ def test_check_prints_plan_and_prompt_without_ray_or_torch(made: Made, tmp_path:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert "rollouts generated for each one trained" in result.stdout
+    assert "rollouts per trained rollout" in result.stdout
     assert "first prompt, as the engine reads it" in result.stdout
 
 

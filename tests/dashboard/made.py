@@ -10,7 +10,7 @@ from pods_cluster.telemetry.jsonl import JsonLinesWriter
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import Record, SampleGroup, sample_record, step_record
-from pods_cluster.types import GroupId
+from pods_cluster.types import Fate, GroupId
 from tests.telemetry.synthetic import rollouts, told_steps
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> &lt;b&gt;"
@@ -29,6 +29,35 @@ def config_text(root: Path, name: str, steps: int) -> str:
     text = dump_config(load_config(source, [f"run.name={name}", f"run.dir={root}", f"run.steps={steps}"]))
     source.unlink()
     return text
+
+
+def make_failing_run(root: Path, name: str = "failing", steps: int = 20) -> RunFolder:
+    """A run whose reward fails until nothing is left to train on: as it is told by a run, to its end."""
+    folder = RunFolder.create(root, name, config_text(root, name, steps * 2))
+    message = "ConnectionError: judge.internal refused the connection (rewards.py:7)"
+    with Recorder.for_run(folder, strict=True) as recorder:
+        recorder.event("starting", "starting 2 generator(s) and 1 learner rank(s)")
+        for step, values in told_steps(steps):
+            if step > steps // 2 and "loss" in values:
+                lost = values["rollouts/generated"]
+                values |= {"rollouts/excluded": lost, "updates": 0, "groups/trained": 0, "groups/too_few_valid": 8}
+                values["scoring/failures/error/judge"] = lost
+            recorder.step(step, values)
+        told = {"reward": "judge", "failure": "error", "share": 0.5, "message": message}
+        for count in (1, 10, 5120):
+            recorder.warning(
+                "reward_failed", f"reward 'judge' gave no number in {count} of 10,240", count=count, **told
+            )
+        recorder.event("worker_failed", "failing/generator/1: killed by the kernel (memory); 3 group(s) go to others")
+        dropped = sample(steps)
+        dropped.kept, dropped.fate = (), Fate.TOO_FEW_VALID
+        dropped.reason = "dropped: 0 of 8 rollouts can be trained on, 16 are needed"
+        for rollout in dropped.rollouts:
+            rollout.reward, rollout.reward_errors = None, (f"judge (error): {message}",)
+        recorder.samples(steps, [dropped])
+        recorder.event("failed", f"RunError: step {steps} has no group to train on; {message}", level="error")
+        assert recorder.flush()
+    return folder
 
 
 def make_run(root: Path, name: str = "tiny", steps: int = 60, *, ended: bool = True, seed: int = 0) -> RunFolder:

@@ -18,7 +18,7 @@ from pods_cluster.dashboard.app import create_app
 from pods_cluster.dashboard.history import History
 from pods_cluster.dashboard.run_view import RunView
 from tests.dashboard.conftest import SECRET, Served
-from tests.dashboard.made import HOSTILE, append, make_run, step_line
+from tests.dashboard.made import HOSTILE, append, make_failing_run, make_run, step_line
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = os.environ.get("PODS_CHROMIUM") or shutil.which("chromium")
@@ -50,6 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("page")
     make_run(root, "first", 60)
     make_run(root, "second", 40, seed=3)
+    make_failing_run(root)
     hostile = make_run(root, "hostile", 30, ended=False)
     append(hostile.metrics, step_line(31, **{"reward": 0.5, "<img/src=x/onerror=hacked()>": 1.0}))
     hostile.path.rename(root / "<img src=x onerror=hacked()>")
@@ -230,6 +231,50 @@ def test_curves_are_found_smoothed_and_zoomed(page: Any, served: Served) -> None
     until(page, "document.querySelector('[data-chart=grad] .js-plotly-plot').data[0].x.length === 61")
 
 
+def test_a_failed_run_names_the_reward_its_message_and_the_worker(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=failing")
+    page.wait_for_selector("[data-reward=judge]")
+    problems = page.locator(".problems").inner_text()
+    assert "ConnectionError: judge.internal refused the connection (rewards.py:7)" in problems
+    assert "5,120 times" in problems
+    assert "killed by the kernel (memory)" in problems
+    assert page.locator("#notice.error").inner_text().startswith("The run failed: RunError: step 20 has no group")
+    health = page.locator("#health.error")
+    assert "no update in the last 3 steps" in health.inner_text()
+    page.locator("#health summary").click()
+    link = page.locator("#health li[data-rule=no-update] a")
+    assert link.is_visible()
+    with page.context.expect_page() as opened:
+        link.click()
+    guide = opened.value
+    guide.wait_for_load_state()
+    assert guide.url.endswith("/docs/troubleshooting#no-update")
+    assert guide.locator(":target").inner_text() == "no-update"
+    guide.close()
+
+
+def test_dropped_groups_are_marked_and_found_by_their_fate(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=failing&view=rollouts")
+    page.wait_for_selector(".why .fate.too_few_valid")
+    assert "dropped: 0 of 8 rollouts can be trained on" in page.locator(".why").inner_text()
+    assert "ConnectionError" in page.locator(".completion pre.failed").first.inner_text()
+    page.get_by_label("Fate of the group").select_option("no_signal")
+    until(page, "document.querySelector('.group-detail').textContent === 'No sampled group had this fate.'")
+    page.get_by_label("Fate of the group").select_option("dropped")
+    page.wait_for_selector(".group .fate.too_few_valid")
+
+
+def test_runs_side_by_side(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first&with=second,failing&view=compare")
+    page.wait_for_selector(".compare [data-setting]")
+    heads = page.locator(".compare thead th").all_inner_texts()
+    assert [head.split()[0] for head in heads[1:]] == ["first", "second", "failing"]
+    steps = page.locator(".compare [data-figure=Steps] td").all_inner_texts()
+    assert steps == ["60", "40", "20"]
+    assert page.locator(".compare [data-setting='run.steps'] td").all_inner_texts() == ["60", "40", "40"]
+    assert page.locator(".compare [data-figure=accuracy_best] td.best").count() == 1
+
+
 def test_events_and_configuration(page: Any, served: Served) -> None:
     page.goto(f"{served.url}/#run=first&view=events")
     page.wait_for_selector(".event")
@@ -247,9 +292,9 @@ def test_events_and_configuration(page: Any, served: Served) -> None:
     ids=["phone"],
 )
 def test_a_phone_needs_no_sideways_scrolling(page: Any, served: Served) -> None:
-    for view in ("overview", "charts", "rollouts", "events", "config"):
+    for view in ("overview", "charts", "rollouts", "events", "compare", "config"):
         page.goto(f"{served.url}/#run=first&view={view}")
-        page.wait_for_selector(".tile, .chart, .completion, .event, pre.config")
+        page.wait_for_selector(".tile, .chart, .completion, .event, .compare td, pre.config")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.locator("#theme").click()
@@ -257,3 +302,18 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any, served: Served) -> None:
     page.reload()
     page.wait_for_selector("#tabs a")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark, "the choice is kept"
+
+
+@pytest.mark.parametrize("page", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True)
+def test_a_phone_leads_with_four_numbers_the_health_and_two_curves(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/#run=first")
+    page.wait_for_selector(CURVE)
+    until(page, "document.querySelectorAll('.chart .js-plotly-plot').length === 2")
+    assert page.locator(".tile:visible .label").count() == 4
+    assert page.locator("#health").is_visible()
+    assert page.locator(".chart:visible .title").all_inner_texts() == ["Rollouts per trained rollout", "Reward"]
+    assert page.evaluate("document.documentElement.scrollHeight") < 2_000
+    page.locator(".fold-curves summary").click()
+    until(page, "document.querySelectorAll('.chart .js-plotly-plot').length > 2")
+    page.get_by_text("More numbers").click()
+    assert page.locator(".tile:visible").count() == 7

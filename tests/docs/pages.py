@@ -73,7 +73,7 @@ def anchor(title: str) -> str:
 
 def pages() -> Iterator[Page]:
     """Every page of the repository."""
-    for path in sorted(ROOT.rglob("*.md")):
+    for path in sorted(path for path in ROOT.rglob("*.md") if not path.is_symlink()):
         relative = path.relative_to(ROOT)
         if not any(part.startswith(".") or part in SKIPPED for part in relative.parts):
             yield Page(relative)

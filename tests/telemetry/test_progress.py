@@ -130,7 +130,7 @@ def test_one_line_a_step_where_there_is_no_terminal() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 30 + 4 + 2
     assert lines[1].startswith("step 1/30 · reward 0.")
-    assert "rollouts 512 made 128 trained · ratio" in lines[1]
+    assert "rollouts 512 made 128 trained · 3.99 rollouts per trained rollout (run 3.99)" in lines[1]
     assert "greedy accuracy" in lines[0]
     assert lines[-2:] == ["saved [step 30]", "warning: generator/0 died"]
     assert "\x1b" not in out.getvalue()

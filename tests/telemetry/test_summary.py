@@ -75,7 +75,7 @@ def test_the_summary_reads_well(run: tuple[RunFolder, list, Summary]) -> None:
         f"{100 * found.before:.1f} %",
         f"{100 * found.after:.1f} %",
         f"{100 * (found.after - found.before):+.1f} points",
-        "rollouts made for each one trained",
+        "rollouts per trained rollout",
         "generators ",
         "320 trained",
         "generate",

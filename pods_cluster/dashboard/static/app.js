@@ -4,14 +4,16 @@ import { follow, get, onUnauthorized, runPath } from "./api.js";
 import { Charts } from "./charts.js";
 import { manage, signIn } from "./controls.js";
 import { $, h, number, replace, store, stored, throttle } from "./dom.js";
+import { Compare } from "./compare.js";
 import { Config, Events } from "./events.js";
+import { healthLine } from "./health.js";
 import { Overview } from "./overview.js";
 import { picker, progress } from "./picker.js";
 import { library } from "./plot.js";
 import { Rollouts } from "./rollouts.js";
 import { SeriesStore } from "./series.js";
 
-const VIEWS = { overview: ["Overview", Overview], charts: ["Charts", Charts], rollouts: ["Rollouts", Rollouts], events: ["Events", Events], config: ["Config", Config] };
+const VIEWS = { overview: ["Overview", Overview], charts: ["Charts", Charts], rollouts: ["Rollouts", Rollouts], events: ["Events", Events], compare: ["Compare", Compare], config: ["Config", Config] };
 const LIST_MS = 5000;
 
 const page = {
@@ -56,11 +58,12 @@ function header() {
   progress($("progress"), page);
   document.title = page.run ? `${page.detail?.step !== null && page.detail ? `${page.detail.step} · ` : ""}${page.run} · pods` : "pods";
   replace($("tabs"), page.run && Object.entries(VIEWS).map(([name, [title]]) => {
-    const count = { rollouts: page.detail?.samples, events: (page.detail?.warnings ?? 0) + (page.detail?.errors ?? 0) }[name];
+    const count = { rollouts: page.detail?.samples, compare: page.compared.length && page.compared.length + 1, events: (page.detail?.warnings ?? 0) + (page.detail?.errors ?? 0) }[name];
     return h("a", { href: page.link({ view: name }), "aria-current": name === page.viewName ? "page" : null, class: name === "events" && page.detail?.errors ? "bad" : "" },
       title, count > 0 && h("span", { class: "count" }, number(count)));
   }));
   $("manage").hidden = !(page.canManage && page.run && ["running", "silent"].includes(page.detail?.status));
+  healthLine($("health"), page.run ? page.detail : null);
   notice();
 }
 
@@ -71,6 +74,7 @@ function notice() {
   if (page.connected === false) { text = "The dashboard's server does not answer; trying again."; kind = "warning"; }
   else if (detail && detail.progress < 1) text = `Reading the history: ${Math.round(detail.progress * 100)} %. Curves are a sample of it until then.`;
   else if (detail?.status === "failed") { text = `The run failed: ${detail.status_text}`; kind = "error"; }
+  else if (detail?.status === "killed") { text = `The run was killed: ${detail.status_text}.`; kind = "error"; }
   else if (detail?.nonfinite.length) {
     const worst = detail.nonfinite.reduce((a, b) => (a.last_step >= b.last_step ? a : b));
     text = `${worst.metric} was not finite at ${number(worst.count)} step${worst.count === 1 ? "" : "s"}, last at step ${worst.last_step}.`;
@@ -150,7 +154,7 @@ function listen() {
 
 function told(message) {
   const reading = page.detail && page.detail.progress < 1;
-  if (message.reset) { page.store.refresh(message.run); }
+  if (message.reset) page.store.reset(message.run);
   else {
     let after = message.after;
     for (const row of message.rows) { page.store.append(message.run, row, after); after = row.step; }

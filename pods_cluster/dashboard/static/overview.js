@@ -1,9 +1,13 @@
 // The first view: what a run is doing now.
 
 import { Chart } from "./plot.js";
-import { clock, duration, h, number, percent, replace } from "./dom.js";
+import { clock, duration, h, number, percent, replace, store, stored } from "./dom.js";
+import { problems } from "./health.js";
 import { Pipeline } from "./pipeline.js";
 import { FATES, OVERVIEW, chart } from "./specs.js";
+
+const LEADING = 2; // curves that a narrow page shows before it folds the rest
+const narrow = matchMedia("(max-width: 760px)");
 
 export class Overview {
   constructor(page) {
@@ -11,17 +15,45 @@ export class Overview {
     this.pipeline = new Pipeline();
     this.tiles = h("section", { class: "tiles", "aria-label": "Now" });
     this.charts = OVERVIEW.map((id) => new Chart(chart(id), page));
+    const curves = this.charts.map((item) => item.element);
+    this.moreNumbers = h("button", { class: "button small more-numbers", type: "button", onclick: () => {
+      replace(this.moreNumbers, this.tiles.classList.toggle("all") ? "Fewer numbers" : "More numbers");
+    } }, "More numbers");
+    this.problems = h("div", { hidden: true });
     this.workers = h("section", { class: "card" });
     this.events = h("section", { class: "card" });
-    this.element = h("div", { class: "view" }, this.tiles, this.pipeline.element,
-      h("section", { class: "grid" }, this.charts.map((item) => item.element)),
-      h("div", { class: "halves" }, this.workers, this.events));
+    this.folds = [];
+    this.element = h("div", { class: "view overview" }, this.tiles, this.problems,
+      this.fold("Pipeline", "pipeline", this.pipeline.element),
+      h("section", { class: "grid leading" }, curves.slice(0, LEADING)),
+      this.fold("More curves", "curves", h("section", { class: "grid" }, curves.slice(LEADING))),
+      this.fold("Workers and events", "workers", h("div", { class: "halves" }, this.workers, this.events)));
+    this.follow = () => this.arrange();
+    narrow.addEventListener("change", this.follow);
+    this.arrange();
+  }
+
+  /** A part that a narrow page keeps folded until it is asked for; a wide one shows it whole. */
+  fold(title, name, ...children) {
+    const element = h("details", { class: `fold fold-${name}`, ontoggle: () => {
+      if (narrow.matches) store("unfolded", [...stored("unfolded", []).filter((other) => other !== name), ...(element.open ? [name] : [])]);
+    } }, h("summary", {}, title), children);
+    this.folds.push([name, element]);
+    return element;
+  }
+
+  arrange() {
+    const unfolded = new Set(stored("unfolded", []));
+    for (const [name, element] of this.folds) element.open = !narrow.matches || unfolded.has(name);
   }
 
   update() {
     const { detail, config, recent } = this.page;
     if (!detail) return;
-    replace(this.tiles, tiles(detail));
+    replace(this.tiles, tiles(detail), this.moreNumbers);
+    const failed = problems(detail, eventLine);
+    this.problems.hidden = failed === null;
+    replace(this.problems, failed);
     this.pipeline.update(detail, config);
     replace(this.workers, h("h2", {}, "Workers"), workerTable(detail, config, this.page.liveStatus), fates(detail));
     replace(this.events, h("h2", {}, "Latest events", h("a", { class: "more", href: this.page.link({ view: "events" }) }, "all")),
@@ -29,7 +61,11 @@ export class Overview {
   }
 
   redraw() { for (const item of this.charts) item.update(); }
-  destroy() { for (const item of this.charts) item.destroy(); }
+
+  destroy() {
+    narrow.removeEventListener("change", this.follow);
+    for (const item of this.charts) item.destroy();
+  }
 }
 
 function tiles(detail) {
@@ -39,7 +75,7 @@ function tiles(detail) {
   const share = cumulative ? 100 / cumulative : 0;
   return [
     h("div", { class: "tile main", "data-tile": "ratio" },
-      h("div", { class: "label" }, "Rollouts per update ", h("span", { class: "faint" }, "scored ÷ trained")),
+      h("div", { class: "label" }, "Rollouts per trained rollout ", h("span", { class: "faint" }, "scored ÷ trained")),
       h("div", { class: "figures" },
         h("div", {}, h("b", { class: "big" }, number(now)), h("span", { class: "faint" }, "now")),
         h("div", {}, h("b", { class: "big second" }, number(cumulative)), h("span", { class: "faint" }, "over the run"))),
@@ -47,26 +83,26 @@ function tiles(detail) {
         h("i", { style: { width: `${Math.min(share, 100)}%` } })),
       h("div", { class: "faint" }, totals["rollouts/scored"] !== undefined
         ? `${number(totals["rollouts/scored"])} scored, ${number(totals["rollouts/trained"])} trained on`
-        : `1 in ${number(cumulative)} scored rollouts is trained on`)),
-    h("div", { class: "tile" }, h("div", { class: "label" }, "Rollouts per second"),
+        : cumulative === undefined ? "" : `1 in ${number(cumulative)} scored rollouts is trained on`)),
+    h("div", { class: "tile rates" }, h("div", { class: "label" }, "Rollouts per second"),
       h("dl", { class: "rows" }, funnel("generated", rates["rollouts/generated"], rates["rollouts/generated"], 3),
         funnel("selected", rates["rollouts/selected"], rates["rollouts/generated"], 1),
         funnel("trained", rates["rollouts/trained"], rates["rollouts/generated"], 2))),
-    h("div", { class: "tile" }, h("div", { class: "label" }, "Idle share"),
+    h("div", { class: "tile later" }, h("div", { class: "label" }, "Idle share"),
       h("dl", { class: "rows" }, funnel("generators", latest["generator/idle_share"], 1, 1, percent),
         funnel("learner", latest["learner/idle_share"], 1, 2, percent))),
     plainTile("Reward", number(latest.reward), latest["reward/kept"] === undefined ? "" : `kept ${number(latest["reward/kept"])}`),
     plainTile("Held-out accuracy", percent(latest["eval/greedy_accuracy"] ?? latest["eval/sampled_accuracy"], 1),
       latest["eval/sampled_accuracy"] === undefined ? "greedy" : `sampled ${percent(latest["eval/sampled_accuracy"], 1)}`),
     plainTile("Response length", number(latest["completions/mean_length"]),
-      latest["completions/kept_mean_length"] === undefined ? "tokens" : `tokens · kept ${number(latest["completions/kept_mean_length"])}`),
+      latest["completions/kept_mean_length"] === undefined ? "tokens" : `tokens · kept ${number(latest["completions/kept_mean_length"])}`, "later"),
     plainTile("Step", duration(latest["timing_s/step"]), latest["weights/sync_seconds"] === undefined ? ""
-      : `weight sync ${duration(latest["weights/sync_seconds"])}`),
+      : `weight sync ${duration(latest["weights/sync_seconds"])}`, "later"),
   ];
 }
 
-function plainTile(label, value, below) {
-  return h("div", { class: "tile small" }, h("div", { class: "label" }, label), h("b", { class: "value" }, value), h("div", { class: "faint" }, below));
+function plainTile(label, value, below, more = "") {
+  return h("div", { class: `tile small ${more}` }, h("div", { class: "label" }, label), h("b", { class: "value" }, value), h("div", { class: "faint" }, below));
 }
 
 function funnel(label, value, whole, color, format = number) {

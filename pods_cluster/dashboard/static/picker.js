@@ -26,7 +26,7 @@ export function picker(element, page) {
   const current = page.detail?.status ?? page.runList.find((run) => run.id === page.run)?.status ?? "silent";
   replace(element,
     h("details", { open: wasOpen }, h("summary", { title: page.detail?.status_text }, page.compared.length ? dot(page.run) : null, h("span", { class: "name" }, page.run), status(current)),
-      h("div", { class: "panel" }, h("p", { class: "faint" }, "Tick runs to lay their curves over this one's."), h("ul", {}, page.runList.map(row)))),
+      h("div", { class: "panel" }, h("p", { class: "faint" }, "Tick runs to lay their curves over this one's, and to put them side by side under ", h("a", { class: "inline", href: page.link({ view: "compare" }) }, "Compare"), "."), h("ul", {}, page.runList.map(row)))),
     page.compared.map((id) => h("span", { class: "chip" }, dot(id), h("span", { class: "name" }, id),
       h("button", { type: "button", "aria-label": `take ${id} away`, onclick: () => page.go({ with: page.compared.filter((other) => other !== id).join(",") }) }, "×"))));
 }

@@ -5,6 +5,11 @@ import { clock, h, number, replace } from "./dom.js";
 import { alpha, colors, library } from "./plot.js";
 
 const PAGE = 40;
+const FATES = [["", "all groups"], ["trained", "trained"], ["dropped", "dropped"], ["no_signal", "dropped: no signal"],
+  ["too_few_valid", "dropped: too few valid"], ["stale", "dropped: too old"], ["lost", "lost"]];
+const DROPPED = ["no_signal", "too_few_valid", "stale", "lost", "cancelled"];
+const fateName = (fate) => (fate ?? "trained").replaceAll("_", " ");
+const fateBadge = (fate) => h("span", { class: `badge fate ${fate ?? "trained"}` }, fateName(fate));
 const ORDERS = {
   index: ["as sampled", (a, b) => a.index - b.index],
   best: ["highest reward", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.index - b.index],
@@ -21,15 +26,23 @@ export class Rollouts {
     this.order = "index";
     this.keptOnly = false;
     this.list = h("div", { class: "groups", role: "list" });
+    this.filter = h("select", { class: "fate-filter", "aria-label": "Fate of the group", onchange: () => {
+      page.place.fate = this.filter.value;
+      this.chosen = this.group = page.place.group = null;
+      this.load();
+    } }, FATES.map(([value, text]) => h("option", { value }, text)));
+    this.filter.value = page.place.fate ?? "";
     this.detail = h("div", { class: "group-detail" }, h("p", { class: "empty" }, "Loading …"));
-    this.element = h("div", { class: "view rollouts" }, h("aside", { class: "card" }, h("h2", {}, "Sampled groups"), this.list), this.detail);
+    this.element = h("div", { class: "view rollouts" }, h("aside", { class: "card" }, h("h2", {}, "Sampled groups"), this.filter, this.list), this.detail);
     this.load();
   }
 
   async load(before = null) {
     const run = this.page.run;
     try {
-      const found = await get(`${runPath(run)}/samples`, { before, limit: PAGE });
+      const fate = this.filter.value;
+      const found = await get(`${runPath(run)}/samples`, { before, limit: PAGE, fate: fate === "dropped" ? DROPPED : fate || null });
+      if (fate !== this.filter.value) return;
       if (run !== this.page.run) return;
       this.items = before === null ? found.samples : [...this.items, ...found.samples];
       this.more = found.more;
@@ -42,7 +55,7 @@ export class Rollouts {
     if (this.chosen === null && this.items.length) this.open(this.items[0].id);
     else if (this.chosen !== null && before === null && !this.group) this.open(this.chosen);
     if (!this.items.length) {
-      replace(this.detail, h("p", { class: "empty" }, "No group has been sampled yet. `run.samples_every` sets how often whole groups are kept for reading."));
+      replace(this.detail, h("p", { class: "empty" }, this.filter.value && this.total ? "No sampled group had this fate." : "No group has been sampled yet. `run.samples_every` sets how often whole groups are kept for reading."));
     }
   }
 
@@ -50,8 +63,8 @@ export class Rollouts {
     replace(this.list, this.items.map((item) => h("button", { type: "button", class: `group ${item.id === this.chosen ? "chosen" : ""}`, "data-group": item.id,
       onclick: () => { this.open(item.id); if (matchMedia("(max-width: 860px)").matches) this.detail.scrollIntoView({ behavior: "smooth" }); } },
     h("span", { class: "group-step" }, `step ${item.step}`), h("span", { class: "mono faint" }, item.group),
-    h("span", { class: "group-meta" }, `kept ${item.kept} of ${item.rollouts}`, h("b", {}, number(item.reward_mean)))), ),
-    this.more && h("button", { class: "button", type: "button", onclick: () => this.load(this.items.at(-1).id) }, `Older ones (${this.total - this.items.length})`));
+    h("span", { class: "group-meta" }, DROPPED.includes(item.fate) ? fateBadge(item.fate) : `kept ${item.kept} of ${item.rollouts}`, h("b", {}, number(item.reward_mean)))), ),
+    this.more && h("button", { class: "button", type: "button", onclick: () => this.load(this.items.at(-1).id) }, this.filter.value ? "Older ones" : `Older ones (${this.total - this.items.length})`));
   }
 
   async open(id) {
@@ -79,8 +92,8 @@ export class Rollouts {
     replace(this.detail,
       h("section", { class: "card" },
         h("h2", {}, `Step ${group.step}`, h("span", { class: "faint mono" }, ` group ${group.group}`), h("span", { class: "faint right" }, clock(group.time))),
-        h("p", { class: "why" }, h("span", { class: "badge kept" }, `kept ${kept} of ${group.rollouts.length}`), group.rule && h("span", { class: "badge" }, group.rule),
-          group.fate && h("span", { class: "badge" }, group.fate), h("span", { class: "faint" }, group.reason)),
+        h("p", { class: "why" }, fateBadge(group.fate), h("span", { class: "badge kept" }, `kept ${kept} of ${group.rollouts.length}`), group.rule && h("span", { class: "badge" }, group.rule),
+          h("span", { class: "faint" }, group.reason)),
         h("h3", {}, "Prompt"), h("pre", { class: "text prompt" }, group.prompt),
         group.answer !== null && [h("h3", {}, "Reference answer"), h("pre", { class: "text" }, group.answer)]),
       h("section", { class: "card" }, h("h2", {}, "Rewards in the group"), this.plot, strip(group, (index) => this.show(index))),
@@ -162,7 +175,7 @@ function completion(row) {
       h("span", { class: "reward" }, "reward ", h("b", {}, number(row.reward))),
       (parts.length > 1 || (parts[0] && parts[0][1] !== row.reward)) && parts.map(([name, value]) => h("span", { class: "badge" }, `${name} ${number(value)}`)),
       h("span", { class: "faint right" }, `${number(row.length)} tokens · ${row.finish_reason} · v${row.versions[0] ?? "?"}${row.versions[1] !== row.versions[0] ? `–${row.versions[1]}` : ""}`)),
-    text, long && h("button", { class: "button small", type: "button", onclick: (event) => {
+    row.errors.length > 0 && h("pre", { class: "text failed" }, row.errors.join("\n")), text, long && h("button", { class: "button small", type: "button", onclick: (event) => {
       const cut = text.classList.toggle("cut");
       event.target.textContent = cut ? "Show all" : "Show less";
     } }, "Show all"));

@@ -5,6 +5,7 @@ import { get, runPath } from "./api.js";
 const BATCH = 60;
 const BATCH_MS = 12;
 const REFETCH_AFTER = 256; // points told one by one, after which curves are fetched anew
+const RECENT = 64; // told steps that are remembered: an answer that was under way does not have them
 const READING_MS = 700; // between two looks at a run whose history the server still reads
 
 export class SeriesStore {
@@ -14,6 +15,7 @@ export class SeriesStore {
     this.curves = new Map(); // run → metric → {x, mean, low, high, bucket, last (step)}
     this.waiting = new Map(); // run → metrics to fetch
     this.told = new Map();
+    this.recent = new Map(); // run → [{row, after}]
     this.turns = new Map(); // run → how often it was refreshed
     this.reading = new Map(); // run → timer, while what is known of it is a part
     this.axis = "step";
@@ -51,6 +53,12 @@ export class SeriesStore {
 
   turn(run) { return this.turns.get(run) ?? 0; }
 
+  /** Steps were taken back: what was told of them is not to come back. */
+  reset(run) {
+    this.recent.delete(run);
+    this.refresh(run);
+  }
+
   /** Fetch anew what is known of a run; the old curves stay until the new ones are there. */
   refresh(run) {
     const metrics = [...(this.curves.get(run)?.keys() ?? [])];
@@ -61,6 +69,15 @@ export class SeriesStore {
 
   /** A step that the stream told, and the step `after` which it came: where that one is missing, something was missed. */
   append(run, row, after = null) {
+    this.recent.set(run, [...(this.recent.get(run) ?? []), { row, after }].slice(-RECENT));
+    this.apply(run, row, after, 0);
+    const told = (this.told.get(run) ?? 0) + 1;
+    this.told.set(run, told);
+    if (told >= REFETCH_AFTER) this.refresh(run);
+  }
+
+  /** Put a told step into the curves that end before it, or at it with `again` 0. */
+  apply(run, row, after, again) {
     const known = this.curves.get(run);
     if (!known || this.range) return;
     const x = row[this.axis === "step" ? "step" : this.axis];
@@ -71,7 +88,7 @@ export class SeriesStore {
       return;
     }
     for (const [metric, curve] of known) {
-      if (row.step < curve.last) continue; // the curves are newer than the message
+      if (curve.last !== null && row.step < curve.last + again) continue; // the curve is newer than the message
       curve.last = row.step;
       const value = row[metric];
       if (value === undefined) continue;
@@ -85,9 +102,6 @@ export class SeriesStore {
         curve.high?.push(value);
       }
     }
-    const told = (this.told.get(run) ?? 0) + 1;
-    this.told.set(run, told);
-    if (told >= REFETCH_AFTER) this.refresh(run);
   }
 
   fetch() {
@@ -120,8 +134,10 @@ export class SeriesStore {
     // what was under way when the run was refreshed may be from before
     const old = metrics.filter((metric) => (known.get(metric)?.turn ?? 0) < this.turn(run));
     if (turn < this.turn(run) && old.length) this.load(run, old);
-    if (found.progress < 1) {
-      if (!this.reading.has(run)) this.reading.set(run, setTimeout(() => { this.reading.delete(run); this.refresh(run); }, READING_MS));
+    if (found.progress >= 1) {
+      for (const { row, after } of this.recent.get(run) ?? []) this.apply(run, row, after, 1);
+    } else if (!this.reading.has(run)) {
+      this.reading.set(run, setTimeout(() => { this.reading.delete(run); this.refresh(run); }, READING_MS));
     }
     this.changed(run);
   }

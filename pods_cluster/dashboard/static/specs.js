@@ -7,7 +7,7 @@ export const STAGES = ["generate", "fetch", "update", "publish", "eval", "checkp
 export const FATES = ["trained", "no_signal", "too_few_valid", "stale", "lost", "cancelled"];
 
 const CHARTS = {
-  ratio: { title: "Rollout-to-update ratio", unit: "rollouts scored ÷ trained", lines: [
+  ratio: { title: "Rollouts per trained rollout", unit: "scored ÷ trained", lines: [
     line("rollout_to_update_ratio", "step"), line("rollout_to_update_ratio/cumulative", "cumulative")], zero: true },
   reward: { title: "Reward", lines: [line("reward", "all rollouts"), line("reward/kept", "kept")] },
   accuracy: { title: "Held-out accuracy", lines: [line("eval/greedy_accuracy", "greedy"),
@@ -46,7 +46,7 @@ const CHARTS = {
     zero: true, stepped: true },
   tokens: { title: "Tokens per second", unit: "1/s", lines: [line("throughput/tokens_sampled", "sampled"),
     line("throughput/tokens_trained", "trained")], zero: true },
-  tokenRatio: { title: "Token ratio", unit: "tokens sampled ÷ trained", lines: [line("rollout_to_update_ratio/tokens", "step"),
+  tokenRatio: { title: "Tokens per trained token", unit: "sampled ÷ trained", lines: [line("rollout_to_update_ratio/tokens", "step"),
     line("rollout_to_update_ratio/tokens_cumulative", "cumulative")], zero: true },
   ended: { title: "Rollouts that were not trained on", unit: "rollouts", lines: [line("rollouts/aborted", "aborted"),
     line("rollouts/lost", "lost"), line("rollouts/stale", "stale"), line("rollouts/excluded", "excluded")], zero: true },

@@ -1,0 +1,76 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pods_cluster.config import dump_config, load_config
+from pods_cluster.dashboard.access_token import Token
+from pods_cluster.dashboard.app import create_app
+from pods_cluster.dashboard.comparison import differences
+from pods_cluster.telemetry.run_folder import RunFolder
+from tests.dashboard.conftest import SECRET, connect
+from tests.dashboard.made import CONFIG, append, step_line
+
+
+def run_with(root: Path, name: str, *settings: str) -> RunFolder:
+    source = root / "source.yaml"
+    source.write_text(CONFIG)
+    text = dump_config(load_config(source, [f"run.name={name}", f"run.dir={root}", *settings]))
+    return RunFolder.create(root, name, text)
+
+
+def test_settings_that_differ_are_named_and_others_are_not(tmp_path: Path) -> None:
+    run_with(tmp_path, "pods")
+    run_with(tmp_path, "grpo", "generator.rollouts_per_prompt=16", "run.seed=3")
+    with connect(create_app([tmp_path], token=Token(SECRET))) as client:
+        found = client.get("/api/compare", params={"run": ["pods", "grpo"]}).json()
+    assert [figures["run"] for figures in found["figures"]] == ["pods", "grpo"]
+    assert {item["name"]: item["values"] for item in found["settings"]} == {
+        "generator.rollouts_per_prompt": [64, 16],
+        "run.seed": [0, 3],
+    }
+
+
+def test_final_and_best_figures_and_what_they_cost(tmp_path: Path) -> None:
+    folder = run_with(tmp_path, "run", "generator.gpus_per_worker=1", "learner.gpus_per_worker=2")
+    counts = {"rollouts/scored": 64.0, "rollouts/trained": 16.0, "tokens/sampled": 1000.0}
+    for step in range(1, 31):
+        values = {
+            "reward": 1.0 if step <= 12 else step / 100,
+            "generator/workers": 2.0,
+            "learner/workers": 1.0,
+            **counts,
+        }
+        if step % 10 == 0:
+            values["eval/greedy_accuracy"] = {10: 0.5, 20: 0.75, 30: 0.625}[step]
+        append(folder.metrics, step_line(step, **values))
+    run_with(tmp_path, "empty")
+    with connect(create_app([tmp_path], token=Token(SECRET))) as client:
+        full, empty = client.get("/api/compare", params={"run": ["run", "empty"]}).json()["figures"]
+    assert (full["accuracy_final"], full["accuracy_best"], full["accuracy_best_step"]) == (0.625, 0.75, 20)
+    assert full["reward_final"] == pytest.approx(sum(range(21, 31)) / 1000)
+    assert full["reward_best"] == 1.0
+    assert full["seconds"] == 30.0
+    assert full["gpu_seconds"] == pytest.approx(30 * (2 * 1 + 1 * 2))
+    assert (full["rollouts_scored"], full["rollouts_trained"], full["tokens_sampled"]) == (1920, 480, 30_000)
+    assert [value for name, value in empty.items() if name not in ("run", "status")] == [None] * (len(empty) - 2)
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    run_with(tmp_path, "run")
+    with connect(create_app([tmp_path], token=Token(SECRET))) as client:
+        assert client.get("/api/compare", params={"run": ["run", "nope"]}).status_code == 404
+        assert client.get("/api/compare").status_code == 422
+
+
+def test_lists_and_missing_settings_are_compared_whole() -> None:
+    one = {"reward": [{"name": "a"}], "learner": {"lora": None}, "run": {"name": "x", "dir": "d"}}
+    two = {"reward": [{"name": "a"}, {"name": "b"}], "learner": {"lora": {"rank": 8}}, "run": {"name": "y", "dir": "e"}}
+    assert {item.name: item.values for item in differences([one, two])} == {
+        "reward": [[{"name": "a"}], [{"name": "a"}, {"name": "b"}]],
+        "learner.lora.rank": [None, 8],
+    }
+    assert differences([one, one]) == []
