@@ -1,0 +1,111 @@
+"""The comparison with other trainers: what is made of an arm's steps, and arms that fail or hang."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.peers import ours_arm
+from benchmarks.peers.__main__ import measure, run_command
+from benchmarks.peers.arms import ARMS, Settings
+from benchmarks.peers.summary import ratios, render_table, summarize
+from pods_cluster.config import load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def step(number: int, seconds: float, correct: float, **more: Any) -> dict[str, Any]:
+    row = {"step": number, "seconds": seconds, "at": 10.0 * number, "correct": correct, "reward": correct}
+    return row | {"tokens_made": 1000.0, "tokens_trained": 250.0, "stages": {"update": 1.0}} | more
+
+
+def test_rates_leave_the_first_two_steps_out() -> None:
+    steps = [step(1, 50, 0.1), step(2, 40, 0.2), step(3, 2, 0.3), step(4, 3, 0.3), step(5, 10, 0.3), step(6, 5, 0.6)]
+    evals = [
+        {"step": 0, "at": 0.0, "accuracy": 0.27, "seconds": 9},
+        {"step": 6, "at": 60.0, "accuracy": 0.31, "seconds": 9},
+    ]
+    found = summarize(steps, evals, target=0.30)
+    assert found["median_seconds"] == 4
+    assert found["mean_seconds"] == 5
+    assert found["made_per_second"] == 200
+    assert found["trained_per_second"] == 50
+    assert found["training_accuracy"] == pytest.approx({"first": 0.2, "last": 0.4})
+    assert found["target_seconds"] == 60
+    assert found["held_out"] == {"before": 0.27, "after": 0.31}
+    assert summarize(steps, evals, target=0.32)["target_seconds"] is None
+
+
+def test_few_steps_give_no_rates() -> None:
+    found = summarize([step(1, 5, 0.1), step(2, 5, 0.1)], [], target=0.3)
+    assert found["steps"] == 2
+    assert "median_seconds" not in found
+    assert summarize([], [], target=0.3)["steps"] == 0
+
+
+def test_ours_is_compared_with_trl_at_the_same_n() -> None:
+    arms = [
+        {"name": "ours-16", "peer": "ours", "n": 16, "median_seconds": 2.0},
+        {"name": "trl-16", "peer": "trl", "n": 16, "median_seconds": 6.0},
+        {"name": "ours-64", "peer": "ours", "n": 64, "median_seconds": 4.0},
+        {"name": "trl-16-other", "peer": "trl", "n": 16, "median_seconds": 5.0},
+        {"name": "trl-64", "peer": "trl", "n": 64},  # failed
+    ]
+    assert ratios(arms) == {"ours-16": 3.0}
+
+
+def test_the_table_has_a_row_for_each_arm_and_the_cause_of_a_failure() -> None:
+    plain = {"n": 16, "m": 16, "staleness": 0, "status": "done"}
+    done = {"name": "a", **plain, **summarize([step(i, 2, 0.25) for i in range(8)], [], 0.3)}
+    done |= {"card": {"peak_gb": 80.25, "busy": 0.5}}
+    failed = {"name": "b", **plain, "status": "failed", "error": "exit status 3; its output ends with: out of\nmemory"}
+    lines = render_table({"arms": [done, failed]}).splitlines()
+    assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
+    assert "2.00, 2.00" in lines[2]
+    assert "80.2" in lines[2]
+    assert "failed: exit status 3" in lines[3]
+
+
+@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.peer == "ours"])
+def test_every_arm_of_ours_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
+    arm, settings = ARMS[name], Settings(model="some/model", data="/some/gsm8k")
+    path = ROOT / "configs" / "gsm8k-1gpu.yaml"
+    command = ours_arm.command(arm, settings, path, tmp_path)
+    config = load_config(path, command[command.index(str(path)) + 1 :])
+    assert (config.generator.rollouts_per_prompt, config.selector.keep, config.staleness) == (
+        arm.n,
+        arm.m,
+        arm.staleness,
+    )
+    assert config.learner.prompts_per_step == settings.prompts
+    assert config.run.max_seconds == arm.seconds
+    assert config.run.eval.every == arm.evaluate
+
+
+def test_a_command_that_hangs_ends_with_what_it_started(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); "
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    log = tmp_path / "log.txt"
+    began = time.monotonic()
+    error = run_command([sys.executable, "-c", code], log, deadline=3.0)
+    assert time.monotonic() - began < 60
+    assert error is not None
+    assert error.startswith("not done after 3 s")
+    assert not psutil.pid_exists(int(log.read_text().split()[0]))
+
+
+def test_an_arm_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
+    arm, settings = ARMS["ours-16-sync"], Settings(model="there/is/none", data=str(tmp_path))
+    entry = measure(arm, settings, tmp_path / "no-such-file.yaml", tmp_path / "arm", target=0.3)
+    assert entry["status"] == "failed"
+    assert "no-such-file.yaml" in entry["error"]
+    assert entry["steps"] == 0
