@@ -16,6 +16,7 @@ from rich.table import Table
 
 from pods_cluster import __version__
 from pods_cluster.client import MissingPackage, plan_command
+from pods_cluster.client.completion import override_names
 from pods_cluster.client.figure_command import figure
 from pods_cluster.client.run_commands import add_to
 from pods_cluster.config import Config, ConfigError, load_config
@@ -23,13 +24,16 @@ from pods_cluster.run.ray_access import use_ray_token
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Reinforcement learning of language models with separately scaled generators and learners.",
 )
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in learner.learning_rate=1e-5.")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Overrides, as in learner.learning_rate=1e-5.", autocompletion=override_names
+    ),
 ]
 
 
@@ -156,11 +160,23 @@ def quickstart(
     directory: Annotated[Path, typer.Option("--dir", help="Folder of the run.")] = Path("runs"),
     cache: Annotated[Path, typer.Option(help="Folder in which the tiny model is kept.")] = Path(".cache/quickstart"),
     overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a quickstart that was interrupted.")] = False,
+    baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Run plain GRPO too, and compare.")] = True,
 ) -> None:
-    """Build a tiny model that half knows arithmetic and train it with PODS, on this machine."""
+    """Build a tiny model that half knows arithmetic and train it with PODS, then with plain GRPO, on this machine."""
     from pods_cluster.client.demo import quickstart as run
+    from pods_cluster.run.step_assembly import RunError
 
-    run(directory, cache, overrides or [], Console())
+    options = ["--dir", str(directory), "--cache", str(cache), *([] if baseline else ["--no-baseline"])]
+    again = "continue it with: pods quickstart " + shlex.join([*options, *(overrides or []), "--resume"])
+    console = Console()
+    try:
+        done = run(directory, cache, overrides or [], console, resume=resume, baseline=baseline)
+    except RunError as error:
+        error.add_note(again)
+        raise
+    if not done:
+        console.print(again, markup=False, highlight=False, soft_wrap=True)
 
 
 add_to(app)

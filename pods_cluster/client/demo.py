@@ -1,31 +1,60 @@
-"""`pods quickstart`: a tiny model that half knows addition, trained with PODS on this machine, start to end."""
+"""`pods quickstart`: a tiny model that half knows addition, trained with PODS and with plain GRPO on this machine."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import ray
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
 from pods_cluster.client.driver import train
-from pods_cluster.config import ConfigError, load_config
+from pods_cluster.client.figure_command import read_run
+from pods_cluster.client.refusals import refuse_start
+from pods_cluster.client.run_state import read_run_state
+from pods_cluster.config import Config, ConfigError, load_config
 from pods_cluster.quickstart.__main__ import summary as prepared_table
 from pods_cluster.quickstart.answer_batch import Accuracy
 from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
+from pods_cluster.run.cluster import connect
+from pods_cluster.run.live_file import living_process
+from pods_cluster.telemetry.comparison_figure import save_comparison
+from pods_cluster.telemetry.curves import Axis, CurveError, curve
 from pods_cluster.telemetry.report import render
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.summary import Summary, summarize
+from pods_cluster.telemetry.verdict import ACCURACY, verdict
 
 CONFIG = Path(__file__).parent.parent / "quickstart" / "run.yaml"
+BASELINE = "-grpo"
+"""Ending of the baseline run's name."""
+AXES: tuple[Axis, ...] = ("steps", "minutes")
 
 ABOUT = """A transformer of about 1 million parameters has learned two-digit addition half-way, from other sums than
 those below. Now it is trained by reinforcement learning: generators sample [bold]n[/] answers to each sum, the selector
 keeps the [bold]m[/] of greatest reward variance (PODS), a DeepSpeed learner updates on those alone and sends its new
 weights back. Accuracy is on sums that neither the warm start nor the training has seen."""
+ABOUT_BASELINE = """The same again as plain GRPO: as many updates, each on [bold]m[/] rollouts of every sum, but only those
+[bold]m[/] are made and none is left out. (--no-baseline skips this.)"""
 
 
-def quickstart(directory: Path, cache: Path, overrides: list[str], console: Console) -> None:
-    """Make (or reuse) the model, run, and show what came out. The run's folder is made anew each time."""
+def quickstart(
+    directory: Path,
+    cache: Path,
+    overrides: list[str],
+    console: Console,
+    *,
+    resume: bool = False,
+    baseline: bool = True,
+) -> bool:
+    """Make (or reuse) the model, run PODS and then plain GRPO, and show what came out; whether all of it was done.
+
+    The runs' folders are made anew, or with `resume` gone on with; a run that is finished is left as it is then.
+    """
     console.print(Panel(ABOUT, title="[bold]PODS cluster quickstart[/]", title_align="left"))
     made = _prepare(cache, console)
     console.print(prepared_table(made, cache))
@@ -36,12 +65,84 @@ def quickstart(directory: Path, cache: Path, overrides: list[str], console: Cons
         f"run.dir={directory}",
     ]
     config = load_config(CONFIG, [*places, *overrides])
-    _clear(Path(config.run.dir) / config.run.name)
-    summary = train(config, console=console)
-    console.print(render(summary))
-    folder = Path(config.run.dir) / config.run.name
+    n, m = config.generator.rollouts_per_prompt, config.selector.keep
+    wanted = [config]
+    if baseline and n > m:
+        grpo = [f"generator.rollouts_per_prompt={m}", "generator.rollouts_range=null", "selector.settle=off"]
+        wanted.append(load_config(CONFIG, [*places, *overrides, *grpo, f"run.name={config.run.name}{BASELINE}"]))
+    if resume:
+        _folder(config)  # there is something to go on with
+    else:
+        for each in wanted:
+            _clear(RunFolder(Path(each.run.dir).expanduser().absolute() / each.run.name))
+    with _one_cluster():
+        for each in wanted:
+            if each is not config:
+                console.print(Panel(ABOUT_BASELINE, title="[bold]the baseline[/]", title_align="left"))
+            summary = _run(each, resume, console)
+            if each is config:
+                console.print(render(summary))
+            if summary.status != "finished":
+                return False
+    if len(wanted) > 1:
+        _compare(config, console)
+    elif baseline:
+        console.print(
+            f"selector.keep equals generator.rollouts_per_prompt ({m}): this is plain GRPO already, without a baseline"
+        )
     console.print(f"again with other settings: [bold]pods quickstart selector.rule=random[/]; "
-                  f"this run's configuration: {escape(str(folder / 'config.yaml'))}")  # fmt: skip
+                  f"this run's configuration: {escape(str(_folder(config).config))}")  # fmt: skip
+    return True
+
+
+def _run(config: Config, resume: bool, console: Console) -> Summary:
+    """Run one arm to its end, or go on with it; a finished one is only read."""
+    path = Path(config.run.dir).expanduser().absolute() / config.run.name
+    resume = resume and (path / "config.yaml").is_file()
+    if resume:
+        folder = RunFolder.open(path)
+        if read_run_state(folder, folder.name).status == "finished":
+            console.print(f"{escape(folder.name)} is finished already")
+            return summarize(folder.read_metrics(), folder.read_events(), run=folder.name)
+    refuse_start(config, resume=resume)
+    if not ray.is_initialized():  # here, so that both runs share the cluster
+        with console.status("connecting to Ray"):
+            connect(config)
+    return train(config, resume=resume, console=console)
+
+
+def _compare(config: Config, console: Console) -> None:
+    """Draw accuracy of both arms against updates and minutes, and say what came out."""
+    folder = _folder(config)
+    _, pods = read_run(str(folder.path))
+    _, grpo = read_run(f"{folder.path}{BASELINE}")
+    n, m, rule = config.generator.rollouts_per_prompt, config.selector.keep, config.selector.rule
+    labels = (f"{'PODS' if rule == 'max_variance' else rule} ({m} of {n})", f"plain GRPO ({m} of {m})")
+    try:
+        panels = [(ACCURACY, [curve(label, [run], ACCURACY, axis) for label, run in zip(labels, (pods, grpo), strict=True)])
+                  for axis in AXES]  # fmt: skip
+        said = verdict(labels[0], pods, labels[1], grpo)
+    except CurveError as error:
+        console.print(f"no comparison: {error}", markup=False)
+        return
+    console.print(f"\n{said}", markup=False, highlight=False)
+    for path in save_comparison(panels, AXES, folder.figures, formats=("png",)):
+        console.print(f"both in one figure: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _one_cluster() -> Iterator[None]:
+    """End the Ray cluster that a run within started."""
+    before = ray.is_initialized()
+    try:
+        yield
+    finally:
+        if not before:
+            ray.shutdown()
+
+
+def _folder(config: Config) -> RunFolder:
+    return RunFolder.open(Path(config.run.dir).expanduser().absolute() / config.run.name)
 
 
 def _prepare(cache: Path, console: Console) -> Prepared:
@@ -53,10 +154,15 @@ def _prepare(cache: Path, console: Console) -> Prepared:
         return prepare(cache, WarmStart(), progress=show)
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: RunFolder) -> None:
     """Remove an earlier quickstart run; anything else that lies there is not ours to remove."""
-    if not folder.exists():
+    if not folder.path.exists():
         return
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"run.dir: {folder} exists and holds no run; choose another with --dir")
-    shutil.rmtree(folder)
+    if not folder.config.is_file():
+        raise ConfigError(f"run.dir: {folder.path} exists and holds no run; choose another with --dir")
+    if process := living_process(folder):
+        raise ConfigError(
+            f"run.dir: {folder.path} is a quickstart that is alive (process {process}); end it with `pods stop "
+            f"{folder.path}`, or choose another folder with --dir"
+        )
+    shutil.rmtree(folder.path)

@@ -17,7 +17,7 @@ METRICS = ("eval/greedy_accuracy", "reward")
 
 def figure(
     runs: Annotated[
-        list[str], typer.Argument(metavar="[LABEL=]RUN...", help="Folders of runs; those of one label are its seeds.")
+        list[str], typer.Argument(metavar="[LABEL=]RUN", help="Folders of runs; those of one label are its seeds.")
     ],
     x: Annotated[
         str, typer.Option("--x", help="What is across: steps, minutes, gpu-seconds, rollouts or tokens.")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import secrets
 import shlex
 import tempfile
@@ -20,7 +19,7 @@ import pods_cluster
 from pods_cluster.client.bundle import Bundle, bundle_of
 from pods_cluster.client.deadline import call_within
 from pods_cluster.config import load_config
-from pods_cluster.run.ray_access import use_ray_token
+from pods_cluster.run.ray_access import token_hint, use_ray_token
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 1.0
@@ -131,9 +130,7 @@ def connect(address: str | None = None) -> Any:
         with _without("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray lets these win over what is asked for
             return call_within(CALL_SECONDS, lambda: JobSubmissionClient(address))
     except Exception as error:
-        hint = "start one with `ray start --head`, or give --address http://HEAD:8265"
-        if re.search(r"401|403|[Uu]nauthori|[Tt]oken|[Aa]uthenticat", str(error)):
-            hint = "give its token: RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (see docs/operations.md)"
+        hint = token_hint(error) or "start one with `ray start --head`, or give --address http://HEAD:8265"
         raise JobError(f"{address}: no job server can be reached ({_first_line(error)}); {hint}") from None
 
 

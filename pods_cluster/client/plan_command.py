@@ -21,7 +21,7 @@ Rate = Annotated[float | None, typer.Option(help="Completion tokens a second of 
 def plan(
     config: Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in learner.workers=2.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, as in learner.workers=2.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs to split; by default those of the configured pools.")] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of a run to take the rates from.")] = None,

@@ -13,11 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from pods_cluster.client.completion import override_names, run_names
+
 if TYPE_CHECKING:
     from pods_cluster.client.controls import LiveStatus
     from pods_cluster.client.run_state import RunState
 
-RunTarget = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.")]
+RunTarget = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", autocompletion=run_names)]
 Address = Annotated[str | None, typer.Option(help="Ray cluster (host:6379) of a run whose folder is not here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -25,7 +27,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def submit(
     config: Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in run.steps=100.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Overrides, as in run.steps=100.", autocompletion=override_names),
     ] = None,
     address: Annotated[str | None, typer.Option(help="Job server, as in http://HEAD:8265.")] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Forward this variable of here.")] = None,
@@ -57,7 +60,7 @@ def submit(
 
 
 def runs(
-    folders: Annotated[list[Path] | None, typer.Argument(metavar="[DIR]...", help="Folders of runs.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Folders of runs.")] = None,
     address: Annotated[str | None, typer.Option(help="List the runs alive on this Ray cluster too.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from pods_cluster.quickstart.answer_batch import IGNORED, Accuracy, Batch, accuracy, encode
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
@@ -129,12 +131,31 @@ def _build(folder: Path, settings: WarmStart, threads: int, progress: Progress |
         sampled=result.sampled,
         rows={name: len(rows) for name, rows in splits.as_dict().items()},
     )
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    with _quiet_libraries():
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
     (folder / "data").mkdir()
     for name, rows in splits.as_dict().items():
         write_jsonl(rows, folder / "data" / f"{name}.jsonl")
     (folder / REPORT).write_text(json.dumps({"settings": asdict(settings), **asdict(report)}, indent=2) + "\n")
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Saving a model imports DeepSpeed, which warns that this machine has no GPU, and draws a progress bar."""
+    deepspeed, bars = logging.getLogger("DeepSpeed"), transformers_logging.is_progress_bar_enabled()
+
+    def only_errors(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    deepspeed.addFilter(only_errors)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        deepspeed.removeFilter(only_errors)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def train(

@@ -11,7 +11,7 @@ import ray
 
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import Config
-from pods_cluster.run.ray_access import check_reachable
+from pods_cluster.run.ray_access import check_reachable, token_hint
 from pods_cluster.sizing.moves import Sizes
 
 SPARE_SLOTS = 8
@@ -119,9 +119,9 @@ def _initialise(config: Config, *, quiet: bool) -> None:
         ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"
-        hint = (
-            "check the address, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where the cluster asks for a token"
-            if remote
-            else "check free memory and disk, or set cluster.address"
-        )
+        hint = "check free memory and disk, or set cluster.address"
+        if remote:
+            hint = token_hint(error) or (
+                "check the address, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where the cluster asks for a token"
+            )
         raise ClusterError(f"cluster.address: {where} cannot be used ({error}); {hint}") from error

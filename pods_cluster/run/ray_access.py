@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -24,6 +25,20 @@ def use_ray_token() -> None:
     )
     if there:
         os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def token_hint(error: BaseException) -> str:
+    """What to do where a cluster refused a connection for want of its token; empty for other errors."""
+    if not re.search(r"\b(401|403)\b|[Uu]nauthori|[Uu]nauthenticated|[Tt]oken|[Aa]uthenticat", str(error)):
+        return ""
+    mode = os.environ.get("RAY_AUTH_MODE")
+    fix = "set RAY_AUTH_MODE=token" + (f" (it is {mode!r})" if mode and mode != "token" else "")
+    if mode == "token":
+        fix = "the token of here is not the cluster's: copy that"
+    return (
+        f"the cluster asks for a token: {fix}, in RAY_AUTH_TOKEN, in a file that RAY_AUTH_TOKEN_PATH names, or in "
+        f"~/.ray/auth_token (see docs/operations.md)"
+    )
 
 
 def check_reachable(address: str, seconds: float = CONNECT_SECONDS) -> None:

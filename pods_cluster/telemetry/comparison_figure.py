@@ -19,7 +19,7 @@ TITLES = {
 
 def save_comparison(
     panels: Sequence[tuple[str, Sequence[Curve]]],
-    axis: Axis,
+    axis: Axis | Sequence[Axis],
     folder: Path,
     *,
     name: str = "comparison",
@@ -28,12 +28,15 @@ def save_comparison(
 ) -> list[Path]:
     """Draw `panels` (metric, its curves) side by side into `<folder>/<name>.<format>`; returns the files.
 
+    `axis` is what is across: of all panels, or one for each.
+
     Raises OSError where the folder cannot be written.
     """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    across: list[Axis] = [axis] * len(panels) if isinstance(axis, str) else list(axis)
     folder.mkdir(parents=True, exist_ok=True)
     saved: list[Path] = []
     # Text stays text in SVG and PDF, so that a paper's fonts and searches work.
@@ -59,7 +62,7 @@ def save_comparison(
                 if bool((curve.low < curve.high).any()):
                     panel.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
             panel.set_title(TITLES.get(metric, metric))
-            panel.set_xlabel(LABELS[axis])
+            panel.set_xlabel(LABELS[across[at]])
             panel.margins(x=0.02)
             if metric.startswith("eval/") and metric.endswith("accuracy"):
                 panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

@@ -143,7 +143,7 @@ def _check_command(page: Page, words: list[str]) -> None:
     if name is None:
         return
     assert name in COMMANDS, f"{page.path}: `pods {name}` is no command"
-    known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    known = {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
     for word in words:
         if word.startswith("--") and word not in ("--", "--help", "--version"):
             assert word.partition("=")[0] in known, f"{page.path}: `pods {name}` has no option {word}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from pods_cluster.quickstart import __main__ as cli
 from pods_cluster.quickstart import warm_start
@@ -102,3 +104,22 @@ def test_the_command_does_not_replace_a_folder_of_the_users(tmp_path: Path) -> N
     (tmp_path / "out" / "model").mkdir(parents=True)
     with pytest.raises(FileExistsError, match="not made by the quickstart"):
         cli.publish(prepared, tmp_path / "out")
+
+
+def test_saving_leaves_other_libraries_words_out_and_gives_them_back(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("DeepSpeed")
+    handler = logging.StreamHandler()
+    logger.addHandler(handler)
+    try:
+        with warm_start._quiet_libraries():
+            assert not transformers_logging.is_progress_bar_enabled()
+            logger.warning("no GPU here")
+            logger.error("this is wrong")
+        logger.warning("heard again")
+    finally:
+        logger.removeHandler(handler)
+    assert transformers_logging.is_progress_bar_enabled()
+    said = capfd.readouterr().err
+    assert "no GPU here" not in said
+    assert "this is wrong" in said
+    assert "heard again" in said

@@ -1,0 +1,62 @@
+"""What the Tab key offers, and `-h`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pods_cluster.client import cli
+from pods_cluster.client.completion import override_names, run_names
+from pods_cluster.config.problems import field_paths
+from tests.dashboard.made import make_run
+
+
+def test_fields_are_offered_level_by_level() -> None:
+    assert "learner." in override_names("")
+    assert "staleness=" in override_names("s")
+    assert override_names("learner.l") == ["learner.learning_rate=", "learner.loss=", "learner.lora."]
+    assert override_names("learner.kl") == ["learner.kl.coefficient=", "learner.kl.reference="], (
+        "no space after a section"
+    )
+    assert override_names("learner.loss=") == override_names("zzz") == []
+    offered, todo = set(), [""]
+    while todo:
+        for name in override_names(todo.pop()):
+            (todo.append if name.endswith(".") else offered.add)(name)
+    leaves = {path for path in field_paths() if not any(other.startswith(path + ".") for other in field_paths())}
+    assert offered == {f"{path}=" for path in leaves if not path.startswith("reward")}
+
+
+def test_runs_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_names("") == []
+    for name in ("first", "fifth", "second"):
+        make_run(tmp_path / "runs", name, 1)
+    assert run_names("fi") == ["fifth", "first"]
+    assert run_names("*") == []
+
+
+COMMANDS = ["train", "check", "eval", "dashboard", "rewards", "quickstart", "submit", "runs", "status", "scale", "stop",
+            "plan", "figure"]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_is_short_too(command: list[str]) -> None:
+    short, long = (CliRunner().invoke(cli.app, [*command, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert short.output == long.output
+    assert "Usage" in short.output
+
+
+def test_every_command_is_tried() -> None:
+    commands = [command for command in cli.app.registered_commands if command.callback is not None]
+    assert {command.name or command.callback.__name__ for command in commands if command.callback} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_installed(shell: str) -> None:
+    env = {"_PODS_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "pods tr", "COMP_WORDS": "pods tr", "COMP_CWORD": "1",
+           "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    assert "train" in CliRunner().invoke(cli.app, [], prog_name="pods", env=env).output
