@@ -54,7 +54,7 @@ class GeneratorConfig(Section):
     """Seconds without a finished rollout after which a busy worker counts as hung and is replaced."""
     max_failures: int = Field(default=5, ge=1)
     """Times in a row that generators may fail without one group finished in between; the run then ends with their cause.
-    A prompt whose engine failed three times in a row is left out before that."""
+    A prompt whose engine failed four times in a row is left out before that."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the engine under its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
 
@@ -190,7 +190,8 @@ class LoraConfig(Section):
     alpha: float = Field(default=64.0, gt=0)
     """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the adapter's input."""
+    """Dropout on the adapter's input, in training passes alone: wherever log-probabilities are compared with those of the
+    engine or of a reference they are scored without it, by one more pass. Needs `updates_per_batch: 1`."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter, or all linear layers."""
     send: Literal["auto", "adapter", "merged"] = "auto"

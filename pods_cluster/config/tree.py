@@ -98,6 +98,12 @@ class Config(Section):
                 f"leave model.attention out, or set learner.packing: off"
             )
         lora = self.learner.lora
+        if lora is not None and lora.dropout and self.learner.updates_per_batch > 1:
+            yield (
+                f"learner.lora.dropout: {lora.dropout} changes the log-probabilities of each pass, so the clipped ratio of "
+                f"learner.updates_per_batch: {self.learner.updates_per_batch} would be one of noise; set dropout: 0 or "
+                f"updates_per_batch: 1"
+            )
         if lora is not None and lora.send == "adapter" and not self._engine_takes_adapters:
             yield (
                 f"learner.lora.send: adapter is not possible with generator.engine: {self.generator.engine}"

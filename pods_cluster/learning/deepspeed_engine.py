@@ -57,6 +57,8 @@ class TrainingEngine:
             # costs as much as the rest of the step.
             self.engine.optimizer.check_overflow = lambda partition_gradients=True: None  # noqa: ARG005
         self.device = torch.device(cast(Any, engine).device)
+        self.dropouts = [module for module in policy.modules() if isinstance(module, nn.Dropout) and module.p > 0]
+        """Dropout of training passes: that on the input of adapters, as `load_model` turns off the model's own."""
 
     @property
     def policy(self) -> Policy:
@@ -65,8 +67,14 @@ class TrainingEngine:
 
     @torch.no_grad()
     def log_probs(self, batch: TokenBatch, temperature: float) -> Float32[Tensor, " tokens"]:
-        """Log-probabilities of the completion tokens, without gradient."""
-        return self.engine(batch, temperature)[0]
+        """Log-probabilities of the completion tokens, without gradient and without dropout: the policy itself."""
+        for module in self.dropouts:
+            module.eval()
+        try:
+            return self.engine(batch, temperature)[0]
+        finally:
+            for module in self.dropouts:
+                module.train()
 
     def forward(self, batch: TokenBatch, temperature: float, token_loss: TokenLoss) -> PolicyOutput:
         """Log-probabilities and entropies of the completion tokens, and the sum of their losses with its gradient."""

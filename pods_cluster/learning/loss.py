@@ -50,6 +50,7 @@ class GrpoLoss:
 
     `engine_log_probs` are those of mu, NaN where the engine gave none; such a token's correction is 1. `old_log_probs`
     None means pi_old = pi_theta (the only optimiser step of a batch): the ratio is 1 in value and carries the gradient.
+    `scored_log_probs` are those of pi_old in c where a training pass gives others, because it drops parts of adapters.
     """
 
     old_log_probs: Float32[Tensor, " tokens"] | None
@@ -58,6 +59,7 @@ class GrpoLoss:
     advantages: Float32[Tensor, " tokens"]
     token_weights: Float32[Tensor, " tokens"]
     settings: LossSettings
+    scored_log_probs: Float32[Tensor, " tokens"] | None = None
 
     def token_losses(
         self, log_probs: Float32[Tensor, " chunk"], tokens: slice = slice(None)
@@ -123,7 +125,8 @@ class GrpoLoss:
         """log(pi_old / mu), 0 where mu is not known."""
         assert self.engine_log_probs is not None
         engine = self.engine_log_probs[tokens]
-        gap = torch.where(torch.isfinite(engine), self._old(log_probs, tokens) - engine, 0.0)
+        old = self._old(log_probs, tokens) if self.scored_log_probs is None else self.scored_log_probs[tokens]
+        gap = torch.where(torch.isfinite(engine), old - engine, 0.0)
         return gap.clamp(-LOG_LIMIT, LOG_LIMIT)
 
     def _masked(self, factor: Float32[Tensor, " chunk"]) -> Bool[Tensor, " chunk"]:

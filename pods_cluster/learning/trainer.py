@@ -184,6 +184,7 @@ class Trainer:
             inputs.advantages,
             inputs.token_weights,
             self.settings,
+            self.engine.log_probs(inputs.batch, self.temperature) if self.engine.dropouts else None,
         )
         log_probs, entropy, loss = self.engine.forward(inputs.batch, self.temperature, objective.token_losses)
         assert loss is not None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
+from pods_cluster.data.errors import DataError
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.messages import Failure
 from pods_cluster.types import GroupId, Prompt
 
 SUSPECT = 2
 """A prompt that was in this many failed engines in a row is a suspect: it is tried apart from all other suspects."""
+ALONE = 3
+"""One that was in this many is tried alone."""
 
 Row = tuple[int, int]
 """(epoch, row) of a prompt."""
@@ -21,13 +24,16 @@ class PromptSupply:
 
     One prompt can end every engine that reads it, as by a fault of a kernel. Its group is lost together with all others
     of its engine, and they come again together. After `SUSPECT` such failures at most one of the suspects is in flight at
-    a time, beside other prompts; the one whose engine fails then is the cause, and is given up.
+    a time, beside other prompts. One whose engine fails then is tried alone, and is the cause when its engine fails again:
+    its row is given up for the rest of the run.
     """
 
     def __init__(self, stream: PromptStream, notice: Callable[..., None]) -> None:
         self.stream = stream
         self._notice = notice
         self._given_up = self._told = 0
+        self._rows_given_up: set[int] = set()
+        self._deferred = 0
         self._before = self._counts()
         self._deaths: Counter[Row] = Counter()
         self._held: deque[Prompt] = deque()
@@ -49,6 +55,7 @@ class PromptSupply:
     def begin_step(self) -> None:
         """Count `metrics` from here."""
         self._before = self._counts()
+        self._deferred = 0
 
     def metrics(self) -> dict[str, float]:
         """Passes over the dataset so far; prompts served and left out since the step began."""
@@ -57,18 +64,41 @@ class PromptSupply:
         }
 
     def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts, at most one of them a suspect. Raises DataError."""
+        """The next `count` prompts, at most one of them a suspect; fewer while one is tried alone: see `deferred`.
+
+        Raises DataError, also when every row was given up.
+        """
         prompts: list[Prompt] = []
         if self._held and self._tried is None:
-            prompts.append(self._held.popleft())
-            self._tried = _row(prompts[0])
-        if count > len(prompts):
-            prompts += self.stream.next(count - len(prompts))
+            prompt = max(self._held, key=lambda prompt: self._deaths[_row(prompt)])
+            self._held.remove(prompt)
+            self._tried = _row(prompt)
+            prompts.append(prompt)
+        if self._one_is_alone:
+            self._deferred += count - len(prompts)
+            return prompts
+        skipped = 0
+        while len(prompts) < count:
+            for prompt in self.stream.next(count - len(prompts)):
+                if prompt.row not in self._rows_given_up:
+                    prompts.append(prompt)
+                    continue
+                self._given_up += 1
+                skipped += 1
+                if skipped > 2 * len(self._rows_given_up):
+                    raise DataError("data.path: every row ended the engines that made its rollouts; see events.jsonl")
         if self.stream.failed > self._told and self.stream.failed >= 10 * self._told:
             self._told = self.stream.failed
             text = f"{self._told} row(s) cannot be rendered and are left out; the newest: {self.stream.failures[-1]}"
             self._notice("prompt_left_out", text, level="warning")
         return prompts
+
+    def deferred(self) -> int:
+        """How many prompts were asked for and not served, now that no prompt is tried alone; they count once."""
+        if self._one_is_alone:
+            return 0
+        count, self._deferred = self._deferred, 0
+        return count
 
     def issued(self, group: GroupId) -> None:
         """A group was sent to the engines."""
@@ -96,7 +126,7 @@ class PromptSupply:
         given up as the cause, if any."""
         if any(self._issued_in.get(group) == self._rounds for group in groups):
             self._rounds += 1
-        suspects = [prompt for prompt in groups.values() if self._deaths[_row(prompt)] >= SUSPECT]
+        suspects = [prompt for prompt in groups.values() if self._deaths[_row(prompt)] >= ALONE]
         cause = suspects[0] if len(suspects) == 1 else None
         for group, prompt in groups.items():
             deaths = self._deaths[_row(prompt)] + 1
@@ -110,12 +140,17 @@ class PromptSupply:
                 self.stream.give_back([prompt])
         if cause is not None:
             self._given_up += 1
+            self._rows_given_up.add(cause.row)
             text = (
-                f"row {cause.row} (epoch {cause.epoch}) is left out: every engine that made its rollouts failed, "
-                f"{SUSPECT + 1} in a row; the last, {failure.worker}: {failure.cause}"
+                f"row {cause.row} is left out: every engine that made its rollouts failed, {ALONE + 1} in a row; the last, "
+                f"{first_line(failure.cause)}"
             )
             self._notice("prompt_given_up", text, level="warning")
         return cause
+
+    @property
+    def _one_is_alone(self) -> bool:
+        return self._tried is not None and self._deaths[self._tried] >= ALONE
 
     def _clear(self, group: GroupId) -> None:
         """Count nothing against a prompt that no engine has now."""
@@ -131,6 +166,11 @@ class PromptSupply:
             "dropped_unrenderable": self.stream.failed,
             "given_up": self._given_up,
         }
+
+
+def first_line(cause: str) -> str:
+    """A failure's cause without its traceback."""
+    return (cause.strip() or "cause unknown").splitlines()[0]
 
 
 def _row(prompt: Prompt) -> Row:

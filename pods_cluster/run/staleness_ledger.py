@@ -55,6 +55,11 @@ class Ledger:
             raise LedgerError(f"group {group} holds no slot; its fate {fate} would be counted twice")
         self.fates[fate] += 1
 
+    def cancel_ended(self, fate: Fate) -> None:
+        """Count a group that ended with `fate` as cancelled: the step that it ended in is not made."""
+        self.fates[fate] -= 1
+        self.fates[Fate.CANCELLED] += 1
+
     def state(self) -> dict[str, Any]:
         """The counts for a checkpoint. Prompts of groups in flight return to the stream by the stream's own state."""
         return {"issued": self.issued, "fates": {fate.value: count for fate, count in self.fates.items()}}

@@ -12,7 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
-from pods_cluster.run.prompt_supply import PromptSupply
+from pods_cluster.run.prompt_supply import PromptSupply, first_line
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
@@ -62,6 +62,8 @@ class Assembler:
         self._group_size = config.generator.rollouts_per_prompt
         self._prompts: dict[GroupId, Prompt] = {}
         self._sizes: dict[GroupId, int] = {}
+        self._order: dict[GroupId, int] = {}  # of issue
+        self._ended_now: list[tuple[int, GroupId, Prompt, Fate]] = []  # in the step that is being collected
         self._attempts: Counter[tuple[int, int]] = Counter()
         self._lengths = ExpectedLengths()
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
@@ -94,23 +96,18 @@ class Assembler:
     async def collect(self, version: int, tally: Tally) -> list[Selection]:
         """Wait for the step's selections: `prompts_per_step`, fewer where replacements ran out, none when stopping.
 
-        Woken by the selector when it has something, at least each POLL_SECONDS. Raises RunError when
-        `run.step_timeout` passes without a full step, or generators fail again and again and finish nothing.
+        Woken by the selector when it has something, at least each POLL_SECONDS. Raises RunError when generators fail on and
+        on, or `run.step_timeout` passes without a full step.
         """
         want = self.config.learner.prompts_per_step
         replacements = self.config.selector.max_replacements * want
+        self._ended_now.clear()
         selections: list[Selection] = []
         deadline = time.monotonic() + self.config.run.step_timeout
         checked = time.monotonic()
         while len(selections) < want and not self._stopping():
             decision = await self.selector.collect(want - len(selections), version, POLL_SECONDS)
-            tally.overtaken = decision.overtaken
-            tally.waited += decision.waited
-            tally.select_seconds += decision.select_seconds
-            tally.selector_bytes = max(tally.selector_bytes, decision.resident_bytes)
-            tally.queued = decision.ready
-            if tally.ready is None:
-                tally.ready = len(decision.selections) + decision.ready
+            tally.answered(decision)
             for selection, stats in zip(decision.selections, decision.stats, strict=True):
                 self._lengths.seen(selection.group.row, stats.length_mean)
             self._supply.finished([item.group for item in (*decision.selections, *decision.fates)])
@@ -123,6 +120,7 @@ class Assembler:
             unserved = 0
             for ended in decision.fates:
                 await self._on_dropped(ended)  # while the workers still hold its rollouts
+                self._ended_now.append((self._order[ended.group], ended.group, self._prompts[ended.group], ended.fate))
                 self._end(ended.group, ended.fate)
                 tally.ended(ended.fate, ended.stats)
                 self._lengths.seen(ended.group.row, ended.stats.length_mean)
@@ -135,12 +133,15 @@ class Assembler:
             if decision.fates:
                 await self.pool.drop([ended.group for ended in decision.fates])
                 await self._issue(unserved, version)
+            await self._issue(self._supply.deferred(), version)
             nothing_new = not decision.selections and not decision.fates
             if nothing_new or time.monotonic() - checked >= CHECK_SECONDS:
                 await self._check_workers(version, selections)
                 checked = time.monotonic()
             if time.monotonic() > deadline:
                 raise RunError(self._overdue(len(selections), want))
+        if not self._stopping():
+            self._ended_now.clear()
         return selections
 
     async def pass_instructions(self) -> None:
@@ -180,20 +181,28 @@ class Assembler:
             await self._give_up(groups, Fate.LOST)
 
     async def cancel_all(self) -> None:
-        """Give up every group in flight: the prompts are served again as the same attempts when the run goes on."""
-        self._supply.give_back_held()
-        if self._prompts:
-            async with self._sending:
-                await self._give_up(list(self._prompts), Fate.CANCELLED)
+        """Give up every group in flight: the prompts are served again as the same attempts when the run goes on.
+
+        So are those of groups that ended in a step which is not made any more, as without them it would be another step.
+        """
+        order = dict(self._order)
+        async with self._sending:
+            self._supply.give_back_held()
+            prompts = await self._cancel(list(self._prompts), Fate.CANCELLED)
+        for place, group, prompt, fate in self._ended_now:
+            self.ledger.cancel_ended(fate)
+            self._attempts[group.epoch, group.row] = group.attempt
+            order[group], prompts[group] = place, prompt
+        self._ended_now.clear()
+        self._supply.give_back({group: prompts[group] for group in sorted(prompts, key=lambda group: order[group])})
 
     async def lose_worker(
         self, failure: Failure, selected: Collection[GroupId] = (), *, engine_failed: bool = False
     ) -> int:
         """Give up the groups that had rollouts with a worker that is gone, and have another one take its place.
 
-        Groups that are `selected` already stay: the learner finds out what it can still take. `engine_failed`: one of the
-        prompts may be the cause. Returns how many groups were given up. Raises RunError when engines fail again and again
-        and finish nothing.
+        Groups that are `selected` already stay: the learner finds out what it can still take. `engine_failed`: a prompt may
+        be the cause. Returns how many groups were given up. Raises RunError when engines fail on and on.
         """
         async with self._sending:
             lost = self._lost_with(failure, selected)
@@ -229,8 +238,11 @@ class Assembler:
             self.ledger.issue(group, version)
             self._prompts[group] = prompt
             self._sizes[group] = size
+            self._order[group] = self.ledger.issued
             self._supply.issued(group)
             groups.append((group, prompt))
+        if not groups:
+            return
         first = await self.selector.expect([(group, size) for group, _ in groups])
         await self.pool.submit(
             [
@@ -242,7 +254,7 @@ class Assembler:
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.ledger.end(group, fate)
         prompt = self._prompts.pop(group)
-        del self._sizes[group]
+        del self._sizes[group], self._order[group]
         if fate is Fate.CANCELLED:
             # given up before its time: the same attempt, with the same random streams, when the run goes on
             self._attempts[prompt.epoch, prompt.row] -= 1
@@ -250,13 +262,19 @@ class Assembler:
             # the row will not be tried again this epoch; forget its attempts so that the table stays small
             self._attempts.pop((prompt.epoch, prompt.row), None)
 
-    async def _give_up(self, groups: Sequence[GroupId], fate: Fate, failure: Failure | None = None) -> None:
-        """`failure`: the engine's, where one of the prompts may be its cause."""
+    async def _cancel(self, groups: Sequence[GroupId], fate: Fate) -> dict[GroupId, Prompt]:
+        """End these groups everywhere; returns their prompts, which are to be given back."""
         prompts = {group: self._prompts[group] for group in groups}
-        await self.selector.cancel(groups)
-        await self.pool.drop(groups)
+        if groups:
+            await self.selector.cancel(groups)
+            await self.pool.drop(groups)
         for group in groups:
             self._end(group, fate)
+        return prompts
+
+    async def _give_up(self, groups: Sequence[GroupId], fate: Fate, failure: Failure | None = None) -> None:
+        """`failure`: the engine's, where one of the prompts may be its cause."""
+        prompts = await self._cancel(groups, fate)
         if failure is None:
             self._supply.give_back(prompts)
             return
@@ -265,7 +283,7 @@ class Assembler:
         if self._supply.failures_in_a_row >= (limit := self.config.generator.max_failures):
             raise RunError(
                 f"generator.max_failures: generators failed {limit} times in a row and finished no group in between; "
-                f"the last, {failure.worker}: {failure.cause}"
+                f"the last, {failure.worker}: {first_line(failure.cause)}"
             )
 
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:

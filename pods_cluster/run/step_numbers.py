@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.reports import StepResult
 from pods_cluster.selection.group_stats import GroupStats
+from pods_cluster.selection.selector_core import Decision
 from pods_cluster.sizing.idle import tokens_per_second
 from pods_cluster.sizing.moves import Pools
 from pods_cluster.sizing.step_measurement import StepMeasurement
@@ -63,6 +64,16 @@ class Tally:
     """Seconds for which the selector computed."""
     selector_bytes: int = 0
     """Resident memory of the selector's process."""
+
+    def answered(self, decision: Decision) -> None:
+        """The selector gave an answer; its selections and fates are counted where they are dealt with."""
+        self.overtaken = decision.overtaken
+        self.waited += decision.waited
+        self.select_seconds += decision.select_seconds
+        self.selector_bytes = max(self.selector_bytes, decision.resident_bytes)
+        self.queued = decision.ready
+        if self.ready is None:
+            self.ready = len(decision.selections) + decision.ready
 
     def selected(self, selections: Sequence[Selection], stats: Sequence[GroupStats]) -> None:
         self.selections.extend(selections)

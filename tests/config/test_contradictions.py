@@ -56,6 +56,12 @@ def problem(*overrides: str) -> str:
         (["learner.kl.coefficient=-1"], "learner.kl.coefficient", "-1", "greater than or equal to 0"),
         (["learner.correction.mask=[1.5, 2]"], "learner.correction.mask", "[1.5, 2.0]", "must hold 1 inside"),
         (["learner.correction.cap=0"], "learner.correction.cap", "0", "greater than 0"),
+        (
+            ["learner.lora.dropout=0.2", "learner.updates_per_batch=2"],
+            "learner.lora.dropout",
+            "0.2",
+            "set dropout: 0 or updates_per_batch: 1",
+        ),
         (["learner.lora.target_modules=5"], "learner.lora.target_modules", "5", "valid tuple"),
         (
             ["learner.lora={send: adapter}", "generator.engine=paced"],

@@ -135,6 +135,33 @@ def test_lora_trains_and_sends_adapters_alone_and_exports_both_ways(one_rank, mo
             torch.testing.assert_close(torch.tensor(score), true_log_probs(loaded, rollout, 0.8), rtol=1e-4, atol=1e-4)
 
 
+def test_dropout_on_adapters_stays_out_of_whatever_is_compared(one_rank, model_folder):
+    """Scores, the correction and the mismatch are those of the policy; the training passes have the dropout."""
+    correction = {"mode": "on", "cap": 1e6}
+    settings = {"correction": correction, "kl": {"coefficient": 0.1}}
+    dropping = config_for(model_folder, lora={"rank": 4, "alpha": 64, "dropout": 0.4}, **settings)
+    trainer, _ = run(dropping)
+    assert len(trainer.engine.dropouts) == 14  # seven projections in each of two layers
+    _, rollouts = make_step(5)
+    pairs = [(rollout.prompt_ids, rollout.token_ids) for rollout in rollouts.values()]
+    first = trainer.score(pairs, 0.8)
+    assert trainer.score(pairs, 0.8) == first
+    for rollout, scores in zip(rollouts.values(), first, strict=True):
+        rollout.logprobs = scores  # an engine without any mismatch
+    selections, _ = make_step(5)
+    plan = plan_step(selections, plan_settings(dropping, packed=trainer.packed))
+    before = weights_of(trainer)
+    result = trainer.train(plan.ranks[0], rollouts, 1e-2)
+    assert result.stats.maxima["mismatch_max"] < 1e-4
+    assert result.stats.sums["ratio"] == pytest.approx(result.stats.sums["tokens"])
+    assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(trainer).items())
+    # the same step without dropout has another gradient
+    plain, _ = run(config_for(model_folder, lora={"rank": 4, "alpha": 64}, **settings))
+    assert not plain.engine.dropouts
+    differences = [(weights_of(plain)[name] - tensor).abs().max().item() for name, tensor in before.items()]
+    assert max(differences) > 1e-3
+
+
 def test_a_bfloat16_model_is_merged_in_float32_and_then_cast(one_rank, model_folder, tmp_path):
     from pods_cluster.learning.model_export import export
 

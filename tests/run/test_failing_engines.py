@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pods_cluster.data.errors import DataError
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.step_assembly import RunError
-from pods_cluster.types import Fate, GroupId
+from pods_cluster.types import Fate, GroupId, Prompt
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
 
@@ -45,21 +47,42 @@ def given_up(loop: Loop) -> list[str]:
     return [event["text"] for event in loop.folder.read_events() if event["kind"] == "prompt_given_up"]
 
 
-@pytest.mark.parametrize("poison", [{1}, {0}, {1, 2}, {0, 25}])
+@pytest.mark.parametrize("poison", [{1}, {0}, {1, 2}, {0, 25}, {0, 3, 5, 11}])
 def test_a_prompt_that_ends_every_engine_is_found_and_the_run_goes_on(tmp_path: Path, poison: set[int]) -> None:
     loop = Loop(loop_config("run.steps=8"), tmp_path)
     ended = let_engines_fail(loop, lambda groups: any(group.row in poison for group in groups))
     loop.main()
     texts = given_up(loop)
     assert sorted(int(text.split()[1]) for text in texts) == sorted(poison)
-    assert all(CAUSE in text and "3 in a row" in text for text in texts)
+    assert all(CAUSE in text and "4 in a row" in text for text in texts)
     trained = loop.trained_rows()
     assert len(set(trained)) == len(trained) == 32
     assert not poison & set(trained)
     assert set(trained) >= {row for row in range(12) if row not in poison}  # the others of those engines come again
     assert sum(record["data/prompts_given_up"] for record in loop.folder.read_metrics()) == len(poison)
-    assert len(ended) <= 3 * len(poison) + 2
+    assert len(ended) <= 4 * len(poison)
     assert not poison & {row for _, row, _ in loop.run.assembler.attempts_to_save()}
+
+
+def test_a_row_that_was_given_up_is_left_out_of_later_epochs_too(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=12"), tmp_path)
+    ended = let_engines_fail(loop, lambda groups: any(group.row == 5 for group in groups))
+    next_of = loop.stream.next
+
+    def ten_rows(count: int) -> list[Prompt]:
+        return [replace(prompt, epoch=prompt.row // 10, row=prompt.row % 10) for prompt in next_of(count)]
+
+    loop.stream.next = ten_rows  # type: ignore[method-assign]
+    loop.main()
+    assert len(given_up(loop)) == 1
+    assert len(ended) == 4
+    assert loop.trained_rows().count(5) == 0
+    assert min(loop.trained_rows().count(row) for row in range(10) if row != 5) >= 4
+    assert sum(record["data/prompts_given_up"] for record in loop.folder.read_metrics()) == 5
+    served: list[Prompt] = []
+    loop.stream.next = lambda count: [Prompt(9, 5, "row 5", (1, 2))] * count  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="every row ended the engines"):
+        served += loop.run.assembler._supply.next(4)
 
 
 def test_engines_that_all_fail_end_the_run_with_their_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pods_cluster.run import loop as run_module
-from pods_cluster.run.prompt_supply import SUSPECT
+from pods_cluster.run.prompt_supply import ALONE
 from pods_cluster.types import Fate, GroupId
 from tests.law import law
 from tests.run.parts import loop_config
@@ -85,10 +85,10 @@ def test_every_group_has_one_fate_and_nothing_is_left_behind(
     served = {(group.epoch, group.row) for group in life.fates}
     ended = {(g.epoch, g.row) for g, fate in life.fates.items() if fate not in (Fate.LOST, Fate.CANCELLED)}
     gone = served - ended - {(0, prompt.row) for prompt in life.stream.returned}
-    # except for prompts that were lost with three engines in a row
+    # except for prompts that were lost with four engines in a row
     assert len(gone) == life.recorder.events.count("prompt_given_up")
     lost = Counter((group.epoch, group.row) for group, fate in life.fates.items() if fate is Fate.LOST)
-    assert all(lost[row] > SUSPECT for row in gone)
+    assert all(lost[row] > ALONE for row in gone)
     for worker in life.world.members.values():
         assert not worker.running, "a rollout is generated for nobody"
         assert not worker.held, "a rollout is held for nobody"

@@ -208,6 +208,40 @@ def test_stop_saves_a_state_that_serves_every_prompt_once(tmp_path: Path):
     assert loop.fates[Fate.CANCELLED] == len(again)
 
 
+@pytest.mark.parametrize("no_signal", ["drop", "replace"])
+def test_a_step_that_is_broken_off_is_the_same_step_when_the_run_goes_on(tmp_path: Path, no_signal: str):
+    """Groups that ended without signal in it are served again too, in their old places and as the same attempts."""
+
+    def rewards(group: GroupId, index: int) -> float:
+        return 0.0 if group.row in (1, 5, 6) else float(index % 2)
+
+    settings = ("run.steps=3", f"selector.no_signal={no_signal}")
+    whole = Loop(loop_config(*settings), tmp_path / "whole", rewards)
+    whole.main()
+    broken = Loop(loop_config(*settings), tmp_path / "broken", rewards)
+    slow = 7 if no_signal == "drop" else 9
+    broken.pool.hold = lambda group: group.row == slow  # all others of the second step have ended
+    check = broken.pool.check
+
+    async def check_then_stop() -> list[Failure]:
+        if broken.pool.held:
+            broken.run.stop("Ctrl-C")
+        return await check()
+
+    broken.pool.check = check_then_stop  # type: ignore[method-assign]
+    broken.main()
+    saved = checkpoints.latest(broken.folder.checkpoints)
+    assert saved is not None
+    assert checkpoints.read_state(saved).step == 1
+    assert broken.fates[Fate.NO_SIGNAL] == 1  # that of the first step alone
+    resumed = Loop(loop_config(*settings), tmp_path / "resumed", rewards)
+    asyncio.run(resumed.run.restore(saved))
+    resumed.main()
+    groups = [[selection.group for selection in step] for step in broken.learners.steps + resumed.learners.steps]
+    assert groups == [[selection.group for selection in step] for step in whole.learners.steps]
+    assert resumed.fates | {Fate.CANCELLED: 0} == whole.fates | {Fate.CANCELLED: 0}
+
+
 def test_a_restored_run_goes_on_where_it_stopped(tmp_path: Path):
     first = Loop(loop_config("run.steps=2"), tmp_path / "a")
     first.main()
