@@ -52,6 +52,13 @@ class PromptSupply:
         last failure, as when a node with many of them is gone, belong to its round."""
         return self._rounds - self._productive
 
+    def describe_failures(self, last: Failure) -> str:
+        """The failures in a row in a sentence for the error that ends the run."""
+        return (
+            f"generator.max_failures: generators failed {self.failures_in_a_row} times in a row and finished no group in "
+            f"between; the last, {last.worker}: {_first_line(last.cause)}"
+        )
+
     def begin_step(self) -> None:
         """Count `metrics` from here."""
         self._before = self._counts()
@@ -143,7 +150,7 @@ class PromptSupply:
             self._rows_given_up.add(cause.row)
             text = (
                 f"row {cause.row} is left out: every engine that made its rollouts failed, {ALONE + 1} in a row; the last, "
-                f"{first_line(failure.cause)}"
+                f"{failure.worker}: {_first_line(failure.cause)}"
             )
             self._notice("prompt_given_up", text, level="warning")
         return cause
@@ -168,7 +175,7 @@ class PromptSupply:
         }
 
 
-def first_line(cause: str) -> str:
+def _first_line(cause: str) -> str:
     """A failure's cause without its traceback."""
     return (cause.strip() or "cause unknown").splitlines()[0]
 

@@ -12,7 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
-from pods_cluster.run.prompt_supply import PromptSupply, first_line
+from pods_cluster.run.prompt_supply import PromptSupply
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
@@ -227,11 +227,12 @@ class Assembler:
     async def _issue(self, count: int, version: int) -> None:
         """Send `count` more prompts to the generators, as far as the ledger has free slots."""
         count = min(count, self.ledger.free)
-        if count <= 0:
+        prompts = self._supply.next(count) if count > 0 else []
+        if not prompts:
             return
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
-        for prompt in self._supply.next(count):
+        for prompt in prompts:
             row = (prompt.epoch, prompt.row)
             group = GroupId(*row, self._attempts[row])
             self._attempts[row] += 1
@@ -241,8 +242,6 @@ class Assembler:
             self._order[group] = self.ledger.issued
             self._supply.issued(group)
             groups.append((group, prompt))
-        if not groups:
-            return
         first = await self.selector.expect([(group, size) for group, _ in groups])
         await self.pool.submit(
             [
@@ -265,9 +264,8 @@ class Assembler:
     async def _cancel(self, groups: Sequence[GroupId], fate: Fate) -> dict[GroupId, Prompt]:
         """End these groups everywhere; returns their prompts, which are to be given back."""
         prompts = {group: self._prompts[group] for group in groups}
-        if groups:
-            await self.selector.cancel(groups)
-            await self.pool.drop(groups)
+        await self.selector.cancel(groups)
+        await self.pool.drop(groups)
         for group in groups:
             self._end(group, fate)
         return prompts
@@ -280,11 +278,8 @@ class Assembler:
             return
         if cause := self._supply.lost(prompts, failure):
             self._attempts.pop((cause.epoch, cause.row), None)
-        if self._supply.failures_in_a_row >= (limit := self.config.generator.max_failures):
-            raise RunError(
-                f"generator.max_failures: generators failed {limit} times in a row and finished no group in between; "
-                f"the last, {failure.worker}: {first_line(failure.cause)}"
-            )
+        if self._supply.failures_in_a_row >= self.config.generator.max_failures:
+            raise RunError(self._supply.describe_failures(failure))
 
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:
         selected = {selection.group for selection in selections}
