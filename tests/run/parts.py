@@ -53,7 +53,7 @@ class Stream:
         self.returned: list[Prompt] = []
         self.dropped = 0
         self.failed = 0
-        self.failures: list[Exception] = []
+        self.failures: Sequence[Exception] = ()
         self._next = 0
 
     @property
