@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="seconds of steps, in place of each arm's own")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="more of the configuration of ours")
     parser.add_argument("--target", type=float, default=0.30, help="held-out greedy accuracy whose time is taken")
+    parser.add_argument("--append", action="store_true", help="keep the arms that --out has")
     parser.add_argument("--work", type=Path, help="where the arms' files are kept; else a folder that is removed")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to try this script out")
     parser.add_argument("--prompts", type=int, default=16)
@@ -80,6 +81,8 @@ def main() -> None:
         "warm_steps_left_out": WARM,
         "arms": [],
     }
+    if options.append and options.out.exists():
+        result["arms"] = json.loads(options.out.read_text(encoding="utf-8"))["arms"]
     with _work(options.work) as work:
         for name in options.arms:
             arm = ARMS[name]

@@ -42,7 +42,7 @@ def run(arm: Arm, settings: Settings, out: Path) -> None:
     """Train until the arm's seconds of steps are over."""
     import torch
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers.trainer_callback import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from pods_cluster.scoring.builtin import boxed_format, math_answer
