@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive
 from pods_cluster.client.ray_controls import RayControls
 from pods_cluster.run.checkpoints import latest
-from pods_cluster.run.live_file import read_live_file
+from pods_cluster.run.live_file import living_process, read_live_file
 from pods_cluster.run.ray_access import use_ray_token
 from pods_cluster.telemetry.run_folder import RunFolder
 
@@ -36,6 +36,8 @@ class RunHandle:
     @property
     def controls(self) -> RayControls:
         """Raises RunAccessError where it is known that the run is not alive."""
+        if self.folder is not None and living_process(self.folder) is False:
+            raise RunAccessError(f"{self.folder.path}: the run was killed; continue it with `pods train … --resume`")
         if self.address is None:
             where = self.folder.path if self.folder is not None else self.name
             raise RunAccessError(f"{where}: the run is not alive; continue it with `pods train … --resume`")

@@ -26,11 +26,15 @@ class Health:
     def after(cls, records: Iterable[Record]) -> Health:
         """The health after these records, judged once, at their end."""
         health = cls()
-        for record in records:
-            if "timing_s/step" in record:
-                health.window.add(record)
+        health.remember(records)
         health._judge()
         return health
+
+    def remember(self, records: Iterable[Record]) -> None:
+        """Take in records without judging them: those of a run that goes on, whose findings are then told anew."""
+        for record in records:
+            if "timing_s/step" in record:
+                self.window.add(record)
 
     def add(self, record: Record) -> tuple[list[Finding], list[str]]:
         """Take in a step's record: the findings that are new with it, and the names of rules that hold no more.

@@ -112,9 +112,9 @@ class Recorder:
                 sinks.append(TensorBoardSink(folder, purge_after=resumed_from))
             if wandb:
                 sinks.append(WandbSink(folder, config))
-            recorder = cls(
-                totals=Totals(standing), elapsed=max((r["elapsed"] for r in standing), default=0.0), strict=strict
-            )
+            elapsed = max((record["elapsed"] for record in standing), default=0.0)
+            recorder = cls(totals=Totals(standing), elapsed=elapsed, strict=strict)
+            recorder.run_health.remember(standing)
             jsonl = JsonlSink(folder, on_warning=recorder._sink_warning)
             if resumed_from is not None:
                 jsonl.write_marker(resume_marker(resumed_from, recorder._clock()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pods_cluster.client import run_handle
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive
 from pods_cluster.client.run_handle import RunAccessError, RunHandle, find_run
-from pods_cluster.run.live_file import remove_live_file, write_live_file
+from pods_cluster.run.live_file import LIVE_FILE, remove_live_file, write_live_file
 from tests.dashboard.made import make_run
 
 
@@ -23,6 +24,10 @@ def test_a_run_is_found_by_its_folder_and_by_its_name(tmp_path: Path) -> None:
     write_live_file(folder, "10.0.0.1:6379")
     assert find_run("first", root=tmp_path).address == "10.0.0.1:6379"
     assert find_run("first", "other:6379", root=tmp_path).address == "other:6379"
+    killed = json.loads((folder.path / LIVE_FILE).read_text()) | {"began": "1"}  # another process has its id by now
+    (folder.path / LIVE_FILE).write_text(json.dumps(killed))
+    with pytest.raises(RunAccessError, match=r"first: the run was killed; continue it with"):
+        _ = find_run("first", root=tmp_path).controls
     remove_live_file(folder)
     assert find_run("first", root=tmp_path).address is None
 

@@ -76,7 +76,8 @@ def test_the_summary_has_what_held_and_how_long(tmp_path: Path) -> None:
     assert 0 < summary.health_shares["no-signal"] < 0.5
     text = text_of(render(summary))
     assert "of the groups have no signal" in text
-    assert f"({100 * summary.health_shares['no-signal']:.0f} % of the steps)" in text
+    share = f"{100 * summary.health_shares['no-signal']:.0f} % of the steps"
+    assert f"({share}, docs/troubleshooting.md#no-signal)" in text
 
     early = [(step, values | (SILENT if step <= 4 and "updates" in values else {})) for step, values in told_steps(40)]
     over = summarize(folder_of(tmp_path / "early", early).read_metrics())
@@ -110,6 +111,17 @@ def test_trends_of_the_whole_run_are_known_from_its_end(tmp_path: Path, monkeypa
     assert [finding.rule for finding in end.findings] == ["reward-falls"]
     assert "fell from 0.9" in end.line
     assert "go back to an earlier checkpoint" in end.line
+
+
+def test_a_resumed_run_remembers_its_trends(tmp_path: Path) -> None:
+    told = [(step, values | ({"reward": 0.9 if step < 20 else 0.2} if "updates" in values else {}))
+            for step, values in told_steps(41)]  # fmt: skip
+    folder = folder_of(tmp_path, told[:-2])
+    step, values = next((step, values) for step, values in told[-2:] if "updates" in values)
+    with Recorder.for_run(folder, resumed_from=step - 1, strict=True) as recorder:
+        assert recorder.step(step, values)["health/reward-falls"] == 1.0
+        told_again = [event["rule"] for what, event in recorder.poll().items if what == "event" and "rule" in event]
+    assert told_again == ["reward-falls"]
 
 
 def test_status_shows_the_line(tmp_path: Path) -> None:
