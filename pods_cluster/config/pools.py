@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -38,6 +39,10 @@ class GeneratorConfig(Section):
     """Longest completion, in tokens; longer ones are cut and finish with `length`."""
     max_sequences: int = Field(default=256, ge=1)
     """Rollouts in flight in one engine."""
+    in_flight: int | Literal["auto"] = "auto"
+    """With `staleness` above 0: rollouts that all engines together are to have, running or waiting to run. New groups are
+    issued as places come free, within the bound of `staleness`; `auto`: `max_sequences` of each worker and an eighth more.
+    With staleness 0 a step's groups are all issued at its start."""
     spread: bool = True
     """Divide the rollouts of a group among workers where that lets all workers finish together; false: one worker makes
     the whole group, and its engine reads the prompt once."""
@@ -64,6 +69,12 @@ class GeneratorConfig(Section):
             return self.gpus_per_worker
         return float(self.tensor_parallel) if self.engine == "vllm" and gpus_in_cluster else 0.0
 
+    def places_per_worker(self, workers: int) -> int:
+        """Return how many rollouts each of so many workers is to have in its engine (see `in_flight`)."""
+        if self.in_flight == "auto":
+            return self.max_sequences + math.ceil(self.max_sequences / 8)
+        return max(1, math.ceil(self.in_flight / max(1, workers)))
+
     @property
     def cards(self) -> float:
         """GPUs of one worker on a cluster that has GPUs; below 1 the worker shares its card."""
@@ -81,6 +92,13 @@ class GeneratorConfig(Section):
                 f"set it to [fewest, most], as in [32, 128]"
             )
         return values | {"rollouts_per_prompt": round((max(bounds[0], 1) * max(bounds[1], 1)) ** 0.5)}
+
+    @field_validator("in_flight")
+    @classmethod
+    def _something_is_in_flight(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} rollouts in flight make nothing; give 1 or more, or auto")
+        return value
 
     @model_validator(mode="after")
     def _can_sample(self) -> GeneratorConfig:

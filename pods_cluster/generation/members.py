@@ -26,12 +26,14 @@ CLOSE_SECONDS = 15.0
 
 @dataclass(slots=True)
 class Member:
-    """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there."""
+    """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there, `sampling` rollouts in
+    its engine when it last said so, and those sent since."""
 
     handle: Any
     info: WorkerInfo
     load: dict[GroupId, int] = field(default_factory=dict)
     groups: set[GroupId] = field(default_factory=set)
+    sampling: int = 0
     draining: bool = False
     unanswered: int = 0
     failure: str | None = None

@@ -25,6 +25,7 @@ from pods_cluster.generation.messages import (
 )
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
 from pods_cluster.generation.pool_stats import PoolStats, counters
+from pods_cluster.generation.room_watch import RoomWatch
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
 
@@ -38,6 +39,7 @@ class GeneratorPool(PoolMembers):
     def __init__(self, config: Config, selector: Any, *, actor_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, selector, actor_options)
         self._last: dict[str, WorkerStats] = {}
+        self._room = RoomWatch()
         self._asked_at = time.monotonic()
 
     async def adopt_version(self, version: int) -> None:
@@ -64,12 +66,21 @@ class GeneratorPool(PoolMembers):
                     member.load.pop(portion.group, None)
         there = {name: m for name, m in self._members.items() if not m.draining}
         # Where all have failed one stands in for the worker that `check` will have put in its place.
-        loads = {name: sum(m.load.values()) for name, m in (_sound(there) or there).items()}
-        if not loads:
+        takers = _sound(there) or there
+        if not takers:
             raise GeneratorError("no generator worker is left to submit to")
         ordered = sorted(((config.max_tokens if p.length is None else p.length, p) for p in portions),
                          key=lambda item: -len(item[1]) * item[0])  # fmt: skip
-        shares = assign([(len(portion), length) for length, portion in ordered], loads, spread=config.spread)
+        pieces = [(len(portion), length) for length, portion in ordered]
+        if self.config.staleness:  # places come free one by one
+            length = sum(count * length for count, length in pieces) / max(1, sum(count for count, _ in pieces))
+            loads = {name: member.sampling * length for name, member in takers.items()}
+            whole = config.places_per_worker(len(takers)) / 2
+            spread = config.spread and max((count for count, _ in pieces), default=0) > whole
+        else:
+            loads = {name: sum(member.load.values()) for name, member in takers.items()}
+            spread = config.spread
+        shares = assign(pieces, loads, spread=spread)
         parts: dict[str, list[GroupRequest]] = {}
         for (length, portion), share in zip(ordered, shares, strict=True):
             for name, places in share.items():
@@ -80,10 +91,26 @@ class GeneratorPool(PoolMembers):
                 member = self._members[name]
                 member.groups.add(portion.group)
                 member.load[portion.group] = round(len(indices) * length)
+                member.sampling += len(indices)
         sound = _sound(self._members)
         await self._ask_all(
             {name: sound[name].handle.submit.remote(part) for name, part in parts.items() if name in sound}
         )
+
+    async def wait_for_room(self, places: int, timeout: float) -> int:
+        """Wait until engines of serving workers have fewer than `places` rollouts, at most `timeout` seconds; how many
+        more fit into those that said so."""
+        serving = {name: m.handle for name, m in _sound(self._members).items() if not m.draining}
+        found = await self._room.wait(serving, places, timeout)
+        for name, count in found.items():
+            if name in self._members:
+                self._members[name].sampling = count
+        return sum(max(0, places - count) for count in found.values())
+
+    async def close(self) -> None:
+        """End all workers."""
+        self._room.close()
+        await super().close()
 
     async def abort(self, groups: Sequence[GroupId]) -> None:
         """Workers end what is unfinished of these groups; it is reported as aborted. Finished rollouts stay."""

@@ -89,6 +89,7 @@ class RolloutStore:
             if group is not None and rollout.index in group.pending - group.scoring:
                 group.scoring.add(rollout.index)
                 self._change_pending(0, scoring=1)
+                self._changed.notify_all()
 
     def finish(self, rollout: Rollout) -> int | None:
         """A rollout is no longer pending, and stored if it is wanted: returns its group's size then, else None."""
@@ -163,6 +164,12 @@ class RolloutStore:
         """Until every rollout was taken or given up; false when `timeout` passes first."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(e.wanted for e in self._groups.values()), timeout)
+
+    def wait_for_room(self, places: int, timeout: float) -> int:
+        """Wait until fewer than `places` rollouts are in the engine, or `timeout` passes; how many are."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending - self._scoring < places, timeout)
+            return self._pending - self._scoring
 
     def _release(self, entry: _Group, index: int) -> None:
         entry.wanted.discard(index)

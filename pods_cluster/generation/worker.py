@@ -115,6 +115,11 @@ class GeneratorWorker:
             self._store.forget(groups)
             raise
 
+    def wait_for_room(self, places: int, timeout: float) -> int:
+        """Wait until the engine has fewer than `places` training rollouts, or `timeout` passes; how many it has."""
+        self._check()
+        return self._store.wait_for_room(places, timeout)
+
     def take(self, wanted: Iterable[tuple[GroupId, Sequence[int]]]) -> PackedRollouts:
         """Finished rollouts, which are forgotten here; those that are not here are named in the answer."""
         found: list[Rollout] = []

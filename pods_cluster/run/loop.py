@@ -8,7 +8,7 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     ├─ step loop (`Run._steps`), one step after another
     │     waits for                                      woken by                        deadline
     │    1 scale     newcomers take the weights          their answers                   weights.*_timeout
-    │    2 generate  groups announced, prompts sent      selector, then generators       60 s, generator.request_timeout
+    │    2 generate  (staleness 0) prompts sent          selector, then generators       60 s, generator.request_timeout
     │    3 scale     learner group of another size       the ranks' answers              learner.*_timeout
     │    4 generate  `prompts_per_step` selections       a worker's report to the        run.step_timeout for all,
     │                                                    selector, at least each second  61 s for each answer
@@ -23,6 +23,10 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │     waits for the selector to ask for a group's next wave or its abort; woken by a worker's report to the selector,
     │     at least each second (61 s). It shares the lock `Assembler._sending` with the step loop, which holds it while
     │     groups are given up and while a worker is replaced.
+    │
+    ├─ issue (`ContinuousIssue.run`, with staleness above 0), also while the ranks train
+    │     waits for a free slot of the ledger, then for an engine with room (asked again each second, 16 s); announces and
+    │     sends groups, under the same lock. It rests between an update and the end of its publish.
     │
     ├─ scaling (`Scaler`, while the pools change): a task for each generator that starts (cluster.scale_timeout for a place,
     │     then generator.start_timeout) or leaves (cluster.drain_timeout), and one that reserves room for learner ranks
@@ -77,8 +81,8 @@ ALL_EQUAL = "rewards of a group all equal? Raise generator.rollouts_per_prompt, 
 class Run:
     """The loop over its stages, which it knows by the protocols of `stages` alone.
 
-    `staleness` k of the configuration bounds how many steps' groups are in flight; prompts are issued after a publish,
-    so that with k = 0 every token is sampled from the weights that the step then updates.
+    `staleness` k of the configuration bounds how many steps' groups are in flight. With k = 0 prompts are issued after a
+    publish alone, so that every token is sampled from the weights that the step then updates.
     """
 
     def __init__(
@@ -167,9 +171,10 @@ class Run:
         await self.updates.publish()
         if self.step == 0:
             await self._evaluate()
-        settling = self.config.selector.settle != "off"
-        await _run_with(self._steps(), *([self.assembler.pass_instructions()] if settling else []))
-        await self.assembler.cancel_all()
+        background = [self.assembler.pass_instructions()] if self.config.selector.settle != "off" else []
+        if self.assembler.continuous.on:
+            background.append(self.assembler.continuous.run())
+        await _run_with(self._steps(), *background)
         if save:
             await self.saver.save(self._state())
             if self.config.run.export:
@@ -178,6 +183,7 @@ class Run:
     async def _steps(self) -> None:
         while self.stop_reason is None and not self._over():
             await self._one_step()
+        await self.assembler.cancel_all()
 
     async def _one_step(self) -> None:
         clock, tally = StageClock(), Tally()

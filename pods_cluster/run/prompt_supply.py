@@ -60,14 +60,18 @@ class PromptSupply:
         )
 
     def begin_step(self) -> None:
-        """Count `metrics` from here."""
-        self._before = self._counts()
+        """What was not served for the step before is no longer wanted."""
         self._deferred = 0
 
+    def count_from_here(self) -> None:
+        """Count `metrics` from here: the stream has been restored."""
+        self._before = self._counts()
+
     def metrics(self) -> dict[str, float]:
-        """Passes over the dataset so far; prompts served and left out since the step began."""
+        """Passes over the dataset so far; prompts served and left out since the last call."""
+        before, self._before = self._before, self._counts()
         return {"epoch": self.stream.epochs} | {
-            f"data/prompts_{name}": float(now - self._before[name]) for name, now in self._counts().items()
+            f"data/prompts_{name}": float(now - before[name]) for name, now in self._before.items()
         }
 
     def next(self, count: int) -> list[Prompt]:

@@ -12,6 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
+from pods_cluster.run.continuous_issue import ContinuousIssue
 from pods_cluster.run.prompt_supply import PromptSupply
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
@@ -69,6 +70,14 @@ class Assembler:
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
         # for a group that is being given up, nor to a worker without weights.
         self._sending = asyncio.Lock()
+        self.continuous = ContinuousIssue(
+            config,
+            pool,
+            free=lambda: self.ledger.free,
+            issue=self._issue,
+            group_size=lambda: self._group_size,
+            lock=self._sending,
+        )
 
     # What the run asks of it.
 
@@ -85,12 +94,16 @@ class Assembler:
         return [*self._prompts.values(), *self._supply.held]
 
     async def fill(self, version: int) -> None:
-        """Begin a step: issue groups into all free slots of the ledger. The generators serve weight `version` now."""
+        """Begin a step: the free slots of the ledger may be filled. The generators serve weight `version` now.
+
+        With staleness 0 they are filled at once, else as the engines have room (`continuous`).
+        """
         self._supply.begin_step()
-        await self._issue(self.ledger.free, version)
+        self.continuous.serve(version)
+        await self._refill(self.ledger.free, version)
 
     def prompt_metrics(self) -> dict[str, float]:
-        """The step's metrics of the dataset: see `PromptSupply.metrics`."""
+        """The metrics of the dataset since the last call: see `PromptSupply.metrics`."""
         return self._supply.metrics()
 
     async def collect(self, version: int, tally: Tally) -> list[Selection]:
@@ -132,8 +145,8 @@ class Assembler:
                     want -= 1
             if decision.fates:
                 await self.pool.drop([ended.group for ended in decision.fates])
-                await self._issue(unserved, version)
-            await self._issue(self._supply.deferred(), version)
+                await self._refill(unserved, version)
+            await self._refill(self._supply.deferred(), version)
             nothing_new = not decision.selections and not decision.fates
             if nothing_new or time.monotonic() - checked >= CHECK_SECONDS:
                 await self._check_workers(version, selections)
@@ -181,12 +194,14 @@ class Assembler:
             await self._give_up(groups, Fate.LOST)
 
     async def cancel_all(self) -> None:
-        """Give up every group in flight: the prompts are served again as the same attempts when the run goes on.
+        """Give up every group in flight, and issue no more: the prompts are served again as the same attempts when the
+        run goes on.
 
         So are those of groups that ended in a step which is not made any more, as without them it would be another step.
         """
-        order = dict(self._order)
+        self.continuous.end()
         async with self._sending:
+            order = dict(self._order)
             self._supply.give_back_held()
             prompts = await self._cancel(list(self._prompts), Fate.CANCELLED)
         for place, group, prompt, fate in self._ended_now:
@@ -218,18 +233,26 @@ class Assembler:
         return [[epoch, row, count] for (epoch, row), count in tried.items() if count > 0]
 
     def restore_attempts(self, attempts: Iterable[Sequence[int]]) -> None:
-        """Go on with the attempts of a checkpoint."""
+        """Go on with the attempts of a checkpoint, whose stream has been restored."""
+        self._supply.count_from_here()
         for epoch, row, count in attempts:
             self._attempts[epoch, row] = count
 
     # Within.
 
-    async def _issue(self, count: int, version: int) -> None:
-        """Send `count` more prompts to the generators, as far as the ledger has free slots."""
+    async def _refill(self, count: int, version: int) -> None:
+        """`count` slots may be filled: at once, or as the engines have room."""
+        if self.continuous.on:
+            self.continuous.look()
+        else:
+            await self._issue(count, version)
+
+    async def _issue(self, count: int, version: int) -> int:
+        """Send `count` more prompts to the generators, as far as the ledger has free slots; how many were sent."""
         count = min(count, self.ledger.free)
         prompts = self._supply.next(count) if count > 0 else []
         if not prompts:
-            return
+            return 0
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
         for prompt in prompts:
@@ -243,15 +266,22 @@ class Assembler:
             self._supply.issued(group)
             groups.append((group, prompt))
         first = await self.selector.expect([(group, size) for group, _ in groups])
+        if (
+            self.continuous.on and not self.pool.serving
+        ):  # all were found dead, and whoever found it waits to replace them
+            await self._give_up([group for group, _ in groups], Fate.LOST)
+            return 0
         await self.pool.submit(
             [
                 Portion(group, prompt, size, 0, stop, self._lengths.expected(prompt.row))
                 for (group, prompt), stop in zip(groups, first, strict=True)
             ]
         )
+        return len(groups)
 
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.ledger.end(group, fate)
+        self.continuous.look()
         prompt = self._prompts.pop(group)
         del self._sizes[group], self._order[group]
         if fate is Fate.CANCELLED:
@@ -288,7 +318,7 @@ class Assembler:
         for failure in failures:
             lost = len(self._lost_with(failure, selected))
             self._notice("worker_failed", f"{failure.worker}: {failure.cause}; {lost} group(s) go to other workers")
-            await self._issue(await self.lose_worker(failure, selected, engine_failed=True), version)
+            await self._refill(await self.lose_worker(failure, selected, engine_failed=True), version)
 
     def _lost_with(self, failure: Failure, selected: Collection[GroupId]) -> list[GroupId]:
         return [group for group in failure.groups if group in self._prompts and group not in selected]

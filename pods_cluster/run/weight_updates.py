@@ -46,6 +46,7 @@ class WeightUpdates:
         Groups that the learner could not get come again. Raises LearnerError, LearnerFailed and RunError.
         """
         result = await self._learners.train(selections, step)
+        self._assembler.continuous.hold()  # the generators serve what is now the version before the newest
         self._assembler.end_trained(result.trained)
         tally.fates[Fate.TRAINED] += len(result.trained)
         if result.lost:
@@ -71,6 +72,7 @@ class WeightUpdates:
             self.version += 1
             with clock("publish"):
                 metrics |= await self.publish()
+        self._assembler.continuous.serve(self.version)
         return result, metrics
 
     async def publish(self) -> dict[str, float]:

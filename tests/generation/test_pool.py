@@ -415,6 +415,34 @@ def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, 
     with_pool(config, reports.handle, body)
 
 
+def test_places_come_free_one_by_one_and_new_groups_go_where_they_are(
+    make_config: MakeConfig, reports: Reports
+) -> None:
+    options = {"tokens_per_second": 60.0, "shortest": 6, "longest": 6}
+    config = make_config(workers=2, engine="paced", engine_options=options, max_sequences=16)
+    config = config.model_copy(update={"staleness": 1})
+
+    async def body(pool: GeneratorPool) -> None:
+        assert await pool.wait_for_room(16, 5.0) in (16, 32)  # of one or of both workers
+        await pool.submit(portions_of(range(4)))
+        load = {name: member.sampling for name, member in pool._members.items()}
+        assert list(load.values()) == [12, 12]
+        assert await pool.wait_for_room(12, 0.0) == 0 or any(member.sampling < 12 for member in pool._members.values())
+        await asyncio.to_thread(reports.wait, ids(range(4)))
+        room = 0
+        async with asyncio.timeout(30):  # the answers that were out before the groups were sent come first
+            while room < 32:
+                room = await pool.wait_for_room(32, 5.0)
+        busy, idle = pool._members
+        pool._members[busy].sampling, pool._members[idle].sampling = 12, 0
+        await pool.submit(portions_of(range(4, 6)))
+        assert GroupId(0, 4) in pool._members[idle].groups
+        assert GroupId(0, 5) in pool._members[idle].groups
+        await pool.drop(ids(range(6)))
+
+    with_pool(config, reports.handle, body)
+
+
 def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:
     async def body(pool: GeneratorPool) -> None:
         await pool.submit(portions_of(range(4)))

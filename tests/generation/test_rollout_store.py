@@ -49,6 +49,21 @@ def test_rollouts_are_held_until_taken() -> None:
     assert store.take(GROUP, [1]) == ([], [1])
 
 
+def test_a_place_in_the_engine_is_free_when_scoring_begins() -> None:
+    store = RolloutStore()
+    store.expect([expected(0, 1, 2, 3)])
+    assert store.wait_for_room(4, 0.0) == 4
+    assert store.wait_for_room(5, 60.0) == 4  # at once
+    waiter = threading.Timer(0.0, lambda: store.begin_scoring(rollout(2)))
+    waiter.start()
+    assert store.wait_for_room(4, 60.0) == 3
+    waiter.join()
+    store.finish(rollout(2))
+    assert store.wait_for_room(4, 60.0) == 3
+    store.finish(rollout(3))  # not scored: nobody wants it
+    assert store.wait_for_room(1, 0.0) == 2
+
+
 def test_what_nobody_wants_leaves_no_trace() -> None:
     store = RolloutStore()
     store.expect([expected(0, 1, 2, 3)])

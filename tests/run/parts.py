@@ -212,6 +212,10 @@ class Pool(Membership):
             else:
                 self.finish(group, range(portion.start, portion.stop))
 
+    async def wait_for_room(self, places: int, timeout: float) -> int:
+        await asyncio.sleep(0)
+        return places
+
     async def abort(self, groups: Sequence[GroupId]) -> None:
         raise AssertionError(f"{groups}: nothing is unfinished here")
 

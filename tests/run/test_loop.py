@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,13 @@ from tests.run.parts import loop_config
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Others go on until it holds."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 def test_each_step_trains_its_prompts_once_on_the_newest_weights(tmp_path: Path):
@@ -193,6 +201,7 @@ def test_stop_saves_a_state_that_serves_every_prompt_once(tmp_path: Path):
 
     async def train_then_stop(selections: Any, step: int) -> Any:
         if step == 1:
+            await until(lambda: len(loop.run.ledger.in_flight) == loop.run.ledger.capacity)  # issued beside the update
             loop.run.stop("Ctrl-C")
         return await train(selections, step)
 
@@ -205,7 +214,7 @@ def test_stop_saves_a_state_that_serves_every_prompt_once(tmp_path: Path):
     trained = loop.trained_rows()
     again = sorted(state.stream["returned"])
     assert sorted(trained + again) == list(range(state.stream["next"]))
-    assert loop.fates[Fate.CANCELLED] == len(again)
+    assert loop.fates[Fate.CANCELLED] == len(again) == 4
 
 
 @pytest.mark.parametrize("no_signal", ["drop", "replace"])

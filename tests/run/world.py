@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class World:
         self.version = -1
         self.ticks = 0
         self.issued: dict[GroupId, set[int]] = {}
+        self.room = 0
         for _ in range(config.generator.workers):
             self.join()
 
@@ -155,6 +157,9 @@ class World:
     async def submit(self, portions: Sequence[Portion]) -> None:
         names = self.serving
         assert names, "nobody is left to submit to"
+        if self.config.staleness and (first := [portion for portion in portions if not portion.start]):
+            assert len(first) <= math.ceil(self.room / first[0].size), "more is sent than there is room for"
+            self.room = 0
         loads = {name: len(self.members[name].running) for name in names}
         shares = assign([(len(portion), 1.0) for portion in portions], loads, spread=True)
         sent: list[tuple[Worker, GroupId, int]] = []
@@ -170,6 +175,12 @@ class World:
         await self.awhile()  # on its way to the workers
         for worker, group, index in sent:
             worker.running[group, index] = self.version if self.chance(0.7) else None
+
+    async def wait_for_room(self, places: int, timeout: float) -> int:
+        await self.awhile()
+        await asyncio.sleep(0)
+        self.room = sum(max(0, places - len(self.members[name].running)) for name in self.serving)
+        return self.room
 
     async def abort(self, groups: Sequence[GroupId]) -> None:
         await self.awhile()
@@ -291,11 +302,13 @@ class Asking(CoreSelector):
     """The real core; every question to it lets the world go on."""
 
     world: World
+    patience: float = 0.3
+    """Share of the questions at which newer groups may not overtake the oldest."""
 
     async def collect(self, want: int, version: int, timeout: float) -> Any:
         self.world.tick()
         await self.world.awhile()
-        straggling = self.staleness > 0 and self.world.chance(0.3)
+        straggling = self.staleness > 0 and self.world.chance(self.patience)
         return self.core.collect(want, version, self.staleness, oldest_only=straggling)
 
     async def instructions(self, timeout: float) -> Any:
