@@ -11,6 +11,8 @@ from rich.text import Text
 
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer
+from pods_cluster.data.context import unsavable_settings
+from pods_cluster.data.survey import survey
 from pods_cluster.scoring.reward_registry import check_rewards
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.types import Prompt
@@ -76,6 +78,8 @@ def check(config: Config, *, offline: bool = False) -> CheckResult:
     stream = load_prompts(config, tokenizer)
     found.rows = len(stream)
     found.prompt = prompt = stream.next(1)[0]
+    notes, _ = survey(stream)
+    found.notes += [*notes, *unsavable_settings(config.model.path)]
     columns = {*prompt.columns, *(["answer"] if prompt.answer is not None else [])}
     check_rewards(config.reward, columns)
     held_out = load_eval(config, tokenizer)

@@ -1,4 +1,4 @@
-"""The longest prompt that a run serves: the model's context less the longest completion."""
+"""A model's own settings files: its context, which bounds the prompts of a run, and what cannot be saved again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError
 
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": None, "top_k": 50, "typical_p": 1.0}
+"""Sampling flags of a generation configuration with the values that are as good as absent."""
 _NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 
 
@@ -18,23 +20,7 @@ def model_context(path: str) -> int | None:
 
     A hub name is looked up in the local cache alone.
     """
-    file = Path(path).expanduser() / "config.json"
-    if not file.is_file():
-        from huggingface_hub import try_to_load_from_cache
-
-        try:
-            found = try_to_load_from_cache(path, "config.json")
-        except ValueError:  # no name that a hub could have
-            return None
-        if not isinstance(found, str):
-            return None
-        file = Path(found)
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(settings, Mapping):
-        return None
+    settings = _settings_of(path, "config.json")
     text = settings.get("text_config")
     return _context_of(text if isinstance(text, Mapping) else settings)
 
@@ -56,6 +42,43 @@ def prompt_limit(config: Config) -> int:
             f"{min(known)} tokens of {config.model.path!r}; lower it"
         )
     return min(config.data.max_prompt_tokens, room)
+
+
+def unsavable_settings(path: str) -> list[str]:
+    """Notes on generation settings of a model that transformers refuses to save, and a run changes: see
+    `learning/savable_config.py`, which asks transformers itself."""
+    settings = _settings_of(path, "generation_config.json")
+    flags = [f"{name}: {settings[name]}" for name, default in SAMPLING.items()
+             if settings.get(name) not in (None, default) and not settings.get("do_sample")]  # fmt: skip
+    top_p = settings.get("top_p")
+    notes = []
+    if flags:
+        notes.append(f"generation_config.json of {path!r} has {', '.join(flags)} without do_sample: true, which is set "
+                     f"when the trained model is saved")  # fmt: skip
+    if isinstance(top_p, int | float) and not 0 < top_p <= 1:
+        notes.append(f"generation_config.json of {path!r} has top_p: {top_p}, outside (0, 1]; the trained model is saved "
+                     f"with its special tokens alone")  # fmt: skip
+    return notes
+
+
+def _settings_of(path: str, name: str) -> Mapping[str, Any]:
+    """Content of a model's settings file; empty where it cannot be read."""
+    file = Path(path).expanduser() / name
+    if not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            found = try_to_load_from_cache(path, name)
+        except ValueError:  # no name that a hub could have
+            return {}
+        if not isinstance(found, str):
+            return {}
+        file = Path(found)
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, Mapping) else {}
 
 
 def _context_of(settings: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,90 @@
+"""Survey of a dataset before a run: rows are rendered as the run would, and what it would leave out is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pods_cluster.data.errors import RowError
+from pods_cluster.data.layout import TOOLS
+from pods_cluster.data.render import PromptRenderer
+from pods_cluster.data.stream import PromptStream, epoch_order
+
+SECONDS = 10.0
+"""Time that a survey may take."""
+
+
+def survey(
+    stream: PromptStream, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic
+) -> tuple[list[str], int]:
+    """Render the rows of `stream` for at most `seconds`, in a random order where these are too few for all.
+
+    Returns notes for the user, and the number of rows that were looked at. The stream stays where it is.
+    """
+    render, rows = stream.render, stream.rows
+    assert isinstance(render, PromptRenderer)
+    unrenderable: dict[int, RowError] = {}
+    too_long: dict[int, int] = {}
+    flags: set[str] = set()
+    tools_row: int | None = None
+    deadline, looked = clock() + seconds, 0
+    for row in epoch_order(stream.seed, 0, len(rows)).tolist():
+        if looked and clock() > deadline:
+            break
+        looked += 1
+        values = rows[row]
+        try:
+            prompt = render(0, row, values)
+        except RowError as error:
+            unrenderable[row] = error
+            continue
+        if len(prompt.token_ids) > stream.max_prompt_tokens:
+            too_long[row] = len(prompt.token_ids)
+        answer = _at(values, render.layout.answer)
+        flags |= {"boolean"} if isinstance(answer, bool) else set()
+        flags |= {"no answer"} if render.layout.answer is not None and prompt.answer is None else set()
+        if tools_row is None and values.get(TOOLS):
+            tools_row = row
+    of = f"of {looked:,} rows" if looked == len(rows) else f"of {looked:,} rows looked at ({len(rows):,} in all)"
+    notes: list[str] = []
+    if unrenderable:
+        first = min(unrenderable)
+        notes.append(
+            f"{len(unrenderable):,} {of} cannot be rendered and will be left out; the first: {unrenderable[first]}"
+        )
+    if too_long:
+        longest = max(too_long, key=lambda row: too_long[row])
+        notes.append(
+            f"{len(too_long):,} {of} have more than {stream.max_prompt_tokens:,} prompt tokens and will be left out "
+            f"(data.max_prompt_tokens, or less where generator.max_tokens needs the room); the longest is row {longest} "
+            f"with {too_long[longest]:,}"
+        )
+    if tools_row is not None and not _reads_tools(render, tools_row, rows[tools_row]):
+        notes.append(f"column {TOOLS!r}: {_why_unread(render)}, so the prompts say nothing of the tools")
+    if "boolean" in flags:
+        field = ".".join(render.layout.answer or ())
+        notes.append(
+            f"column {field!r} (data.answer) holds booleans, which rewards get as the texts 'true' and 'false': "
+            f"compare with these"
+        )
+    if "no answer" in flags:
+        field = ".".join(render.layout.answer or ())
+        notes.append(f"column {field!r} (data.answer) is empty in some rows; a reward that needs an answer fails there")
+    return notes, looked
+
+
+def _reads_tools(render: PromptRenderer, index: int, row: Mapping[str, Any]) -> bool:
+    """Whether the tools of a row change its prompt."""
+    return render(0, index, row).text != render(0, index, {**row, TOOLS: None}).text
+
+
+def _why_unread(render: PromptRenderer) -> str:
+    return "the chat template does not read it" if render.chat else "prompts without a chat template do not read it"
+
+
+def _at(row: Mapping[str, Any], keys: tuple[str, ...] | None) -> Any:
+    value: Any = row
+    for key in keys or ():
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if keys else None
