@@ -100,7 +100,7 @@ def _plain(value: float) -> float:
 
 
 def _flat(tree: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(tree, Mapping) and tree:
+    if isinstance(tree, Mapping):
         return {
             name: value
             for key, branch in tree.items()

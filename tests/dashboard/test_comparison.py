@@ -67,7 +67,7 @@ def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_lists_and_missing_settings_are_compared_whole() -> None:
-    one = {"reward": [{"name": "a"}], "learner": {"lora": None}, "run": {"name": "x", "dir": "d"}}
+    one = {"reward": [{"name": "a"}], "learner": {"lora": None}, "options": {}, "run": {"name": "x", "dir": "d"}}
     two = {"reward": [{"name": "a"}, {"name": "b"}], "learner": {"lora": {"rank": 8}}, "run": {"name": "y", "dir": "e"}}
     assert {item.name: item.values for item in differences([one, two])} == {
         "reward": [[{"name": "a"}], [{"name": "a"}, {"name": "b"}]],

@@ -57,11 +57,19 @@ function header() {
   picker($("picker"), page);
   progress($("progress"), page);
   document.title = page.run ? `${page.detail?.step !== null && page.detail ? `${page.detail.step} · ` : ""}${page.run} · pods` : "pods";
-  replace($("tabs"), page.run && Object.entries(VIEWS).map(([name, [title]]) => {
+  const tabs = $("tabs");
+  const scrolled = tabs.scrollLeft;
+  replace(tabs, page.run && Object.entries(VIEWS).map(([name, [title]]) => {
     const count = { rollouts: page.detail?.samples, compare: page.compared.length && page.compared.length + 1, events: (page.detail?.warnings ?? 0) + (page.detail?.errors ?? 0) }[name];
     return h("a", { href: page.link({ view: name }), "aria-current": name === page.viewName ? "page" : null, class: name === "events" && page.detail?.errors ? "bad" : "" },
       title, count > 0 && h("span", { class: "count" }, number(count)));
   }));
+  tabs.scrollLeft = scrolled;
+  const current = tabs.querySelector("[aria-current]");
+  if (current && tabs.dataset.view !== page.viewName) { // a narrow page: the chosen tab is brought to sight
+    tabs.dataset.view = page.viewName;
+    tabs.scrollLeft = Math.max(0, current.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - current.offsetWidth) / 2);
+  }
   $("manage").hidden = !(page.canManage && page.run && ["running", "silent"].includes(page.detail?.status));
   healthLine($("health"), page.run ? page.detail : null);
   notice();

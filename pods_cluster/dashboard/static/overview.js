@@ -15,7 +15,8 @@ export class Overview {
     this.pipeline = new Pipeline();
     this.tiles = h("section", { class: "tiles", "aria-label": "Now" });
     this.charts = OVERVIEW.map((id) => new Chart(chart(id), page));
-    const curves = this.charts.map((item) => item.element);
+    this.leading = h("section", { class: "grid leading" });
+    this.rest = h("section", { class: "grid" });
     this.moreNumbers = h("button", { class: "button small more-numbers", type: "button", onclick: () => {
       replace(this.moreNumbers, this.tiles.classList.toggle("all") ? "Fewer numbers" : "More numbers");
     } }, "More numbers");
@@ -24,9 +25,7 @@ export class Overview {
     this.events = h("section", { class: "card" });
     this.folds = [];
     this.element = h("div", { class: "view overview" }, this.tiles, this.problems,
-      this.fold("Pipeline", "pipeline", this.pipeline.element),
-      h("section", { class: "grid leading" }, curves.slice(0, LEADING)),
-      this.fold("More curves", "curves", h("section", { class: "grid" }, curves.slice(LEADING))),
+      this.fold("Pipeline", "pipeline", this.pipeline.element), this.leading, this.fold("More curves", "curves", this.rest),
       this.fold("Workers and events", "workers", h("div", { class: "halves" }, this.workers, this.events)));
     this.follow = () => this.arrange();
     narrow.addEventListener("change", this.follow);
@@ -43,6 +42,8 @@ export class Overview {
   }
 
   arrange() {
+    this.leading.append(...this.charts.slice(0, LEADING).map((item) => item.element));
+    (narrow.matches ? this.rest : this.leading).append(...this.charts.slice(LEADING).map((item) => item.element));
     const unfolded = new Set(stored("unfolded", []));
     for (const [name, element] of this.folds) element.open = !narrow.matches || unfolded.has(name);
   }
@@ -75,14 +76,14 @@ function tiles(detail) {
   const share = cumulative ? 100 / cumulative : 0;
   return [
     h("div", { class: "tile main", "data-tile": "ratio" },
-      h("div", { class: "label" }, "Rollouts per trained rollout ", h("span", { class: "faint" }, "scored ÷ trained")),
+      h("div", { class: "label" }, "Rollouts per trained rollout"),
       h("div", { class: "figures" },
         h("div", {}, h("b", { class: "big" }, number(now)), h("span", { class: "faint" }, "now")),
         h("div", {}, h("b", { class: "big second" }, number(cumulative)), h("span", { class: "faint" }, "over the run"))),
       h("div", { class: "ratio-bar", title: `${percent(share / 100, 1)} of the scored rollouts are trained on` },
         h("i", { style: { width: `${Math.min(share, 100)}%` } })),
       h("div", { class: "faint" }, totals["rollouts/scored"] !== undefined
-        ? `${number(totals["rollouts/scored"])} scored, ${number(totals["rollouts/trained"])} trained on`
+        ? `${number(totals["rollouts/scored"])} scored ÷ ${number(totals["rollouts/trained"])} trained`
         : cumulative === undefined ? "" : `1 in ${number(cumulative)} scored rollouts is trained on`)),
     h("div", { class: "tile rates" }, h("div", { class: "label" }, "Rollouts per second"),
       h("dl", { class: "rows" }, funnel("generated", rates["rollouts/generated"], rates["rollouts/generated"], 3),
@@ -121,7 +122,7 @@ function workerTable(detail, config, live) {
   }
   const pool = (name, wanted, serving, text) => h("tr", {}, h("td", {}, name),
     h("td", {}, h("span", { class: `state ${detail.status !== "running" ? "ended" : serving < wanted ? "starting" : "alive"}` },
-      detail.status !== "running" ? detail.status : serving < wanted ? `${number(serving)} of ${number(wanted)}` : number(serving ?? wanted))), h("td", {}, text));
+      detail.status === "silent" ? "silent" : detail.status !== "running" ? "ended" : serving < wanted ? `${number(serving)} of ${number(wanted)}` : number(serving ?? wanted))), h("td", {}, text));
   const failed = detail.worker_events.slice(-4).reverse();
   return [h("table", { class: "table" }, h("thead", {}, h("tr", {}, ["pool", "workers", "now"].map((name) => h("th", {}, name)))), h("tbody", {},
     pool("generators", latest["generator/target"] ?? config.generator?.workers, latest["generator/workers"],

@@ -96,7 +96,7 @@ export class Chart {
     if (traces === null) return;
     this.element.classList.toggle("nothing", !traces.length);
     if (!this.ready) this.plot.replaceChildren();
-    await Plotly.react(this.plot, traces, this.layout(colors()), {
+    await Plotly.react(this.plot, traces, this.layout(colors(), traces), {
       displayModeBar: false, responsive: true, doubleClick: false, showTips: false,
     });
     if (!this.ready) this.listen();
@@ -165,7 +165,7 @@ export class Chart {
     return `${name} <b>%{y:${this.spec.format ?? ".4~g"}}</b><extra></extra>`;
   }
 
-  layout(palette) {
+  layout(palette, traces) {
     const axis = this.page.axis();
     const entries = this.spec.lines.length;
     return {
@@ -184,10 +184,18 @@ export class Chart {
         title: undefined, ticksuffix: axis === "elapsed" ? " s" : "" },
       yaxis: { gridcolor: palette.grid, zeroline: false, tickfont: { size: 10.5 }, nticks: 5, fixedrange: true,
         type: this.spec.log ? "log" : "linear", tickformat: this.spec.tick ?? (this.spec.format ? ".1~%" : this.spec.log ? ".0e" : undefined),
-        rangemode: this.spec.zero || this.spec.stack || this.spec.range ? "tozero" : "normal", automargin: true,
+        rangemode: this.spec.zero || this.spec.stack || this.spec.range ? "tozero" : this.spec.format ? "nonnegative" : "normal", automargin: true,
+        exponentformat: "e", ...(this.spec.log ? { dtick: decades(traces) } : {}),
         ...(this.spec.top ? { range: [0, 1.03 * this.spec.top], autorange: false } : {}) },
     };
   }
+}
+
+/** Ticks of a logarithmic axis: at 1, 2 and 5 where it spans few decades, else at so many decades that none overlap. */
+function decades(traces) {
+  const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
+  const span = values.length ? Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b))) : 0;
+  return span < 2 ? "D2" : Math.ceil(span / 5);
 }
 
 export function alpha(color, opacity) {

@@ -92,7 +92,7 @@ export class Rollouts {
     replace(this.detail,
       h("section", { class: "card" },
         h("h2", {}, `Step ${group.step}`, h("span", { class: "faint mono" }, ` group ${group.group}`), h("span", { class: "faint right" }, clock(group.time))),
-        h("p", { class: "why" }, fateBadge(group.fate), h("span", { class: "badge kept" }, `kept ${kept} of ${group.rollouts.length}`), group.rule && h("span", { class: "badge" }, group.rule),
+        h("p", { class: "why" }, fateBadge(group.fate), h("span", { class: kept ? "badge kept" : "badge" }, `kept ${kept} of ${group.rollouts.length}`), group.rule && h("span", { class: "badge" }, group.rule),
           h("span", { class: "faint" }, group.reason)),
         h("h3", {}, "Prompt"), h("pre", { class: "text prompt" }, group.prompt),
         group.answer !== null && [h("h3", {}, "Reference answer"), h("pre", { class: "text" }, group.answer)]),
@@ -106,6 +106,11 @@ export class Rollouts {
 
   async drawRewards() {
     const { plot, group } = this;
+    if (group.rollouts.every((row) => row.reward === null)) {
+      plot.className = "faint";
+      replace(plot, "No rollout of this group has a reward.");
+      return;
+    }
     const rewards = (kept) => group.rollouts.filter((row) => row.kept === kept && row.reward !== null).map((row) => row.reward);
     const palette = colors();
     const Plotly = await library();
