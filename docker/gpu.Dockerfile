@@ -20,6 +20,8 @@ RUN pip install setuptools==78.1.1 wheel==0.45.1 \
     && pip install --requirement requirements/gpu.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY pods_cluster/ pods_cluster/
+# the page serves it: in the package it is a link to this file
+COPY docs/troubleshooting.md docs/troubleshooting.md
 # hadolint ignore=DL3013
 RUN pip install --no-build-isolation ".[dashboard,tensorboard]"
 

@@ -231,7 +231,12 @@ def page(request: Request) -> Response:
 
 @page_router.get(guide.PATH, include_in_schema=False)
 def troubleshooting() -> HTMLResponse:
-    return HTMLResponse(guide.page(), headers={"cache-control": "no-cache"})
+    try:
+        return HTMLResponse(guide.page(), headers={"cache-control": "no-cache"})
+    except FileNotFoundError:  # a copy of the sources without docs/
+        raise HTTPException(
+            404, "this installation has no guide; it is docs/troubleshooting.md of the repository"
+        ) from None
 
 
 @page_router.get("/favicon.svg", include_in_schema=False)
