@@ -16,6 +16,7 @@ from pods_cluster.telemetry.curves import CurveError, RunSeries
 STEPS = 10
 """Steps over which a reward is averaged: one step's is mostly noise."""
 ACCURACIES = ("eval/greedy_accuracy", "eval/sampled_accuracy")
+_SIZES = ("generator/workers", "learner/workers")
 _OWN = frozenset({"run.name", "run.dir"})
 """Settings that tell runs apart and say nothing about them."""
 
@@ -61,14 +62,17 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[schemas.SettingDif
 
 
 def _gpu_seconds(name: str, columns: Columns, config: Mapping[str, Any]) -> float | None:
-    needed = {"step": columns.steps} | {
-        name: column
-        for name in ("elapsed", "generator/workers", "learner/workers")
-        if (column := columns.column(name)) is not None
-    }
+    names = [name for name in ("elapsed", *_SIZES) if columns.column(name) is not None]
+    if "elapsed" not in names:
+        return None
+    rows = np.stack([np.asarray(columns.column(name), np.float64) for name in names])
+    rows = rows[:, np.isfinite(rows[0])]
+    # between two changes of the pools' sizes the last step has it all: a long run is a handful of rows
+    changes = np.any(np.nan_to_num(rows[1:, 1:]) != np.nan_to_num(rows[1:, :-1]), axis=0)
+    ends = np.append(np.flatnonzero(changes), rows.shape[1] - 1) if rows.shape[1] else []
     records = [
-        {name: float(value) for name, value in zip(needed, row, strict=True) if np.isfinite(value)}
-        for row in zip(*needed.values(), strict=True)
+        {"step": at} | {name: float(value) for name, value in zip(names, rows[:, end], strict=True) if value == value}
+        for at, end in enumerate(ends)
     ]
     try:
         return _plain(RunSeries(name, records, config).points("elapsed", "gpu-seconds")[0][-1])

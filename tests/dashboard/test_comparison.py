@@ -10,6 +10,7 @@ from pods_cluster.config import dump_config, load_config
 from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
 from pods_cluster.dashboard.comparison import differences
+from pods_cluster.telemetry.curves import RunSeries
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.dashboard.conftest import SECRET, connect
 from tests.dashboard.made import CONFIG, append, step_line
@@ -57,6 +58,22 @@ def test_final_and_best_figures_and_what_they_cost(tmp_path: Path) -> None:
     assert full["gpu_seconds"] == pytest.approx(30 * (2 * 1 + 1 * 2))
     assert (full["rollouts_scored"], full["rollouts_trained"], full["tokens_sampled"]) == (1920, 480, 30_000)
     assert [value for name, value in empty.items() if name not in ("run", "status")] == [None] * (len(empty) - 2)
+
+
+def test_gpu_seconds_follow_the_sizes_of_the_pools(tmp_path: Path) -> None:
+    """As `pods figure` counts them over every step, also where sizes change, come back, or are not told."""
+    folder = run_with(
+        tmp_path, "run", "generator.gpus_per_worker=0.5", "learner.gpus_per_worker=1", "learner.workers=2"
+    )
+    append(folder.metrics, step_line(0, **{"eval/greedy_accuracy": 0.5}))
+    for step in range(1, 40):
+        sizes = {} if step < 5 else {"generator/workers": 1.0 + (step // 10) % 2, "learner/workers": 1.0 + (step > 30)}
+        append(folder.metrics, step_line(step, **sizes))
+    with connect(create_app([tmp_path], token=Token(SECRET))) as client:
+        found = client.get("/api/compare", params={"run": "run"}).json()["figures"][0]["gpu_seconds"]
+        config = client.get("/api/runs/run/config").json()["config"]
+    spent, _ = RunSeries.of("run", folder.read_metrics(), config).points("elapsed", "gpu-seconds")
+    assert found == pytest.approx(spent[-1])
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_a_failed_run_names_the_reward_its_message_and_the_worker(page: Any, ser
     page.wait_for_selector("[data-reward=judge]")
     problems = page.locator(".problems").inner_text()
     assert "ConnectionError: judge.internal refused the connection (rewards.py:7)" in problems
-    assert "5,120 times" in problems
+    assert "6,080 times" in problems, "the count of all steps: events tell it at 1, 10, 100, …"
     assert "killed by the kernel (memory)" in problems
     assert page.locator("#notice.error").inner_text().startswith("The run failed: RunError: step 20 has no group")
     health = page.locator("#health.error")
