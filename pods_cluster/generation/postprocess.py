@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.scoring import Score, ScoreRequest, ScorerPool
 from pods_cluster.types import FinishReason, Prompt, Rollout
 
@@ -32,7 +33,7 @@ class Postprocessor:
         done: Done,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._tokenizer = tokenizer
+        self._text = CompletionText(tokenizer)
         self._scorers = scorers
         self._done = done
         self._failed = failed
@@ -69,7 +70,7 @@ class Postprocessor:
 
     def _finish(self, batch: list[tuple[Rollout, Prompt]]) -> None:
         began = time.monotonic()
-        texts = self._tokenizer.batch_decode([rollout.token_ids for rollout, _ in batch], skip_special_tokens=True)
+        texts = self._text.of([rollout for rollout, _ in batch])
         for (rollout, prompt), text in zip(batch, texts, strict=True):
             rollout.text = text
             if rollout.finish_reason is FinishReason.ABORT:

@@ -16,6 +16,7 @@ import ray
 from pods_cluster.config import Config
 from pods_cluster.generation import pool as pools
 from pods_cluster.generation import reporter
+from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.generation.messages import GeneratorError, GroupRequest, Portion
@@ -222,7 +223,7 @@ def test_groups_are_generated_scored_reported_and_taken(shared: Shared) -> None:
 def _check_rollout(rollout: Rollout, group: GroupId, numbers: tuple[float, int]) -> None:
     tokenizer = build_tokenizer()
     assert rollout.group == group
-    assert rollout.text == tokenizer.decode(rollout.token_ids, skip_special_tokens=True)
+    assert [rollout.text] == CompletionText(tokenizer).of([rollout])
     parts = {
         "first_token_is_digit": first_token_is_digit([""], [rollout.text])[0],
         "length": length([""], [rollout.text])[0],
@@ -372,7 +373,7 @@ def test_weights_arrive_between_steps_and_evaluation_uses_them(
             engine.submit(request.requests())
             while engine.in_flight:
                 for rollout in engine.step():
-                    assert build_tokenizer().decode(rollout.token_ids, skip_special_tokens=True) == sample.text
+                    assert CompletionText(build_tokenizer()).of([rollout]) == [sample.text]
                     assert sample.tokens == len(rollout.token_ids)
                     assert sample.truncated == (rollout.finish_reason is FinishReason.LENGTH)
             assert sample.parts["length"] == len(sample.text)

@@ -18,6 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from pods_cluster.config import Config
+from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.packed_rollouts import unpack
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
@@ -566,7 +567,7 @@ def test_a_worker_generates_and_scores_with_it(engines: Engines, tmp_path: Path)
         rollouts = unpack(worker.take([(group, range(8))]))
         for rollout in rollouts:
             assert rollout.logprobs == pytest.approx(forced(model, prompt.token_ids, rollout.token_ids, 1.0), abs=1e-4)
-            text = tokenizer.decode(rollout.token_ids, skip_special_tokens=True)
+            (text,) = CompletionText(tokenizer).of([rollout])
             assert rewards[rollout.index] == (text, float(text[0].isdigit()) if text else None)
         [row] = worker.evaluate([prompt], SamplingParams(max_tokens=12, logprobs=False), 0)
         assert row.version == 0

@@ -1,0 +1,44 @@
+"""The text of a completion, as rewards and people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pods_cluster.types import FinishReason, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class CompletionText:
+    """Decodes completions with their special tokens: tags such as `<think>` or a tool call may be special ones.
+
+    Left out is what only ends a text: the end and padding tokens of the tokenizer at its end, and one special token that
+    ended the generation (a model may have several, such as `<|eot_id|>`), but for a closing tag such as `</answer>`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        self._ends = {int(token) for token in ends if isinstance(token, int)}
+        special = {
+            token for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items() if added.special
+        } | set(tokenizer.all_special_ids)
+        self._special = {
+            token for token in special if not str(tokenizer.convert_ids_to_tokens(token)).startswith("</")
+        } | self._ends
+
+    def of(self, rollouts: Sequence[Rollout]) -> list[str]:
+        """Return the texts of completions, in their order."""
+        shown = [self._shown(rollout) for rollout in rollouts]
+        return self._tokenizer.batch_decode(shown, skip_special_tokens=False, spaces_between_special_tokens=False)
+
+    def _shown(self, rollout: Rollout) -> list[int]:
+        stop = len(rollout.token_ids)
+        while stop and rollout.token_ids[stop - 1] in self._ends:
+            stop -= 1
+        ended = stop == len(rollout.token_ids) and rollout.finish_reason is FinishReason.STOP
+        if ended and stop and rollout.token_ids[stop - 1] in self._special:
+            stop -= 1
+        return rollout.token_ids[:stop]
