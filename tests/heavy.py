@@ -44,7 +44,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("run/test_settled_run.py",),
     # one browser
     ("dashboard/test_page.py", "dashboard/test_scaling_page.py"),
-    ("scoring/test_scorer_pool.py", "scoring/test_scorer_limits.py"),
+    ("scoring/test_scorer_pool.py", "scoring/test_scorer_limits.py", "scoring/test_reward_probe.py"),
     ("sizing/test_autoscaler.py",),
     ("generation/engines/builtin/test_engine.py", "generation/engines/builtin/test_architectures.py"),
     ("selection/test_actor.py",),

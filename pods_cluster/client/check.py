@@ -1,4 +1,6 @@
-"""`pods check`: resolves and shows all that can be known without starting a process. Imports no ray and no torch."""
+"""`pods check`: resolves and shows all that can be known before a run; rewards are tried in a process of their own.
+
+Imports no ray and no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.config import Config
-from pods_cluster.data import load_eval, load_prompts, load_tokenizer
+from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
 from pods_cluster.data.context import unsavable_settings
 from pods_cluster.data.survey import survey
+from pods_cluster.scoring import ScoreRequest
+from pods_cluster.scoring.reward_probe import Probe, probe_rewards
 from pods_cluster.scoring.reward_registry import check_rewards
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.types import Prompt
+
+DUMMY = "42"
+"""The completion that rewards are tried on where the first row has no answer."""
+PRINTED_LINES = 20
+"""Most lines shown of what rewards printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +74,22 @@ class CheckResult:
     held_out: int | None = None
     held_out_dropped: int = 0
     notes: list[str] = field(default_factory=list)
+    probe: Probe | None = None
+    tried: str | None = None
+    """The completion that the rewards were tried on."""
 
 
-def check(config: Config, *, offline: bool = False) -> CheckResult:
-    """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds."""
+def check(config: Config, *, offline: bool = False, rewards: bool = True) -> CheckResult:
+    """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds.
+
+    With `rewards` they are imported in a process of their own and, unless `offline`, tried on the first row.
+    """
     check_rewards(config.reward)
     selection_policy(config)
     found = CheckResult(notes=_notes(config))
     if offline:
+        if rewards:
+            found.probe = probe_rewards(config.reward, config.scoring)
         return found
     tokenizer = load_tokenizer(config.model, light=True)
     stream = load_prompts(config, tokenizer)
@@ -80,11 +97,31 @@ def check(config: Config, *, offline: bool = False) -> CheckResult:
     found.prompt = prompt = stream.next(1)[0]
     notes, _ = survey(stream)
     found.notes += [*notes, *unsavable_settings(config.model.path)]
-    columns = {*prompt.columns, *(["answer"] if prompt.answer is not None else [])}
+    columns = reward_columns(stream)
     check_rewards(config.reward, columns)
+    if rewards:
+        found.tried = DUMMY if prompt.answer is None else prompt.answer
+        ids = tuple(tokenizer.encode(found.tried, add_special_tokens=False))
+        request = ScoreRequest(prompt.text, found.tried, prompt.answer, prompt.messages, prompt.columns, ids)
+        found.probe = probe_rewards(config.reward, config.scoring, columns, request)
+        found.notes += _complaints(found)
     held_out = load_eval(config, tokenizer)
     found.held_out, found.held_out_dropped = len(held_out), held_out.dropped
     return found
+
+
+def _complaints(found: CheckResult) -> list[str]:
+    """Rewards that gave no number for the dummy completion: it may be right to refuse that one."""
+    assert found.probe is not None
+    return [
+        f"reward {trial.reward!r} gave no number for a dummy completion ({_short(found.tried or '')}): {trial.problem}"
+        for trial in found.probe.trials
+        if trial.problem is not None
+    ]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
 def _notes(config: Config) -> list[str]:
@@ -112,6 +149,9 @@ def show(config: Config, found: CheckResult, console: Console) -> None:
             body.append(Text(f"\nanswer: {answer if len(answer) <= 300 else answer[:300] + ' …'}", style="dim"))
         title = f"first prompt, as the engine reads it ({tokens} tokens)"
         console.print(Panel(Group(*body), title=title, title_align="left"))
+    printed = found.probe.printed.lines if found.probe is not None else ()
+    for line in printed[-PRINTED_LINES:]:
+        console.print(Text(f"{line.reward} prints: {line.text}", style="dim"))
     for note in found.notes:
         console.print(Text("note: " + note, style="yellow"))
 
@@ -135,6 +175,12 @@ def _plan_table(config: Config, found: CheckResult) -> Table:
         row("data", f"{config.data.path} (not looked at: --offline)")
     row("rewards", " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.reward))
     tensor = f" × {generator.tensor_parallel} GPUs" if generator.tensor_parallel > 1 else ""
+    if found.probe is not None and found.tried is not None:
+        values = ", ".join(
+            f"{trial.reward} {'nothing' if trial.value is None else f'{trial.value:g}'}" for trial in found.probe.trials
+        )
+        what = "a dummy completion" if found.prompt is None or found.prompt.answer is None else "the first row's answer"
+        row("tried", f"on {what}, {_short(found.tried)}: {values}")
     row("generators", f"{generator.workers} {generator.engine} worker(s){tensor}, "
         f"{generator.max_sequences} rollouts in flight each, up to {generator.max_tokens} tokens")  # fmt: skip
     row(

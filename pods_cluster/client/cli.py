@@ -71,15 +71,18 @@ def check(
     config: ConfigPath,
     overrides: Overrides = None,
     offline: Annotated[bool, typer.Option(help="Look at the configuration alone: no model, no data.")] = False,
+    rewards: Annotated[bool, typer.Option("--rewards/--no-rewards", help="Import the rewards and try them.")] = True,
     address: Annotated[str | None, typer.Option(help="A Ray cluster on which the pools must fit.")] = None,
 ) -> None:
-    """Validate a configuration, show its plan and the first prompt; starts nothing."""
+    """Validate a configuration, show its plan and the first prompt; try its rewards."""
     from pods_cluster.client.check import check as run
     from pods_cluster.client.check import show
 
     loaded = load_config(config, overrides or [])
     console = Console()
-    show(loaded, run(loaded, offline=offline), console)
+    with console.status("looking at data and rewards"):
+        found = run(loaded, offline=offline, rewards=rewards)
+    show(loaded, found, console)
     if address is not None:
         _fits(loaded, address)
         console.print(f"[green]the pools fit on the cluster at {escape(address)}[/]")

@@ -18,7 +18,7 @@ from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.run.cluster import ClusterError, connect
 from pods_cluster.run.controller import start_controller
-from pods_cluster.run.loop import RunError
+from pods_cluster.run.errors import RunError
 from pods_cluster.telemetry.progress import Progress
 from pods_cluster.telemetry.recorder import Feed
 from pods_cluster.telemetry.summary import Summary

@@ -2,7 +2,7 @@
 
 from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.layout import Layout
-from pods_cluster.data.prompts import EvalPrompts, load_eval, load_prompts
+from pods_cluster.data.prompts import EvalPrompts, load_eval, load_prompts, reward_columns
 from pods_cluster.data.render import PromptRenderer
 from pods_cluster.data.source import Source, load_source
 from pods_cluster.data.stream import PromptStream
@@ -22,4 +22,5 @@ __all__ = [
     "load_prompts",
     "load_source",
     "load_tokenizer",
+    "reward_columns",
 ]

@@ -19,6 +19,9 @@ from pods_cluster.types import Prompt
 
 _log = logging.getLogger(__name__)
 
+ANSWER_ROWS = 100
+"""Rows among which at least one has to have an answer, if a reward needs one."""
+
 
 class EvalPrompts(list[Prompt]):
     """Rendered held-out prompts (epoch 0, row = index in the held-out rows). `dropped` counts those left out as over-long."""
@@ -38,6 +41,18 @@ def load_prompts(config: Config, tokenizer: PromptTokenizer) -> PromptStream:
         shuffle=data.shuffle,
         changed=data.changed,
     )
+
+
+def reward_columns(stream: PromptStream) -> set[str]:
+    """Return the columns that rewards can get of a run's rows by name; `answer` where one of the first rows has one."""
+    layout = stream.render.layout if isinstance(stream.render, PromptRenderer) else None
+    if layout is None:
+        return set(stream.rows.column_names)
+    columns = set(layout.columns_of(dict.fromkeys(stream.rows.column_names)))
+    first = range(min(len(stream.rows), ANSWER_ROWS))
+    if any(layout.answer_of(stream.rows[index]) is not None for index in first):
+        return columns | {"answer"}
+    return columns - {"answer"}
 
 
 def load_eval(config: Config, tokenizer: PromptTokenizer) -> EvalPrompts:

@@ -20,7 +20,7 @@ class CompletionText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)
         self._ends = {int(token) for token in ends if isinstance(token, int)}
         special = {
             token for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items() if added.special

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,25 +18,31 @@ from pods_cluster.generation.placement import (
     worker_placed,
     worker_started,
 )
+from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.types import GroupId
 
 CLOSE_SECONDS = 15.0
 
+TakePrinted = Callable[[str, Printed], None]
+"""Takes what the rewards of a worker printed, on a thread: worker's name, lines."""
+
 
 @dataclass(slots=True)
 class Member:
     """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there, `sampling` rollouts in
-    its engine when it last said so, and those sent since."""
+    its engine when it last said so, and those sent since, `printed` how many lines of its rewards have been fetched."""
 
     handle: Any
     info: WorkerInfo
     load: dict[GroupId, int] = field(default_factory=dict)
     groups: set[GroupId] = field(default_factory=set)
     sampling: int = 0
+    printed: int = 0
     draining: bool = False
     unanswered: int = 0
     failure: str | None = None
+    fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True)
@@ -55,8 +61,11 @@ class PoolMembers:
     groups), drained, then dismissed. Only `admit` and `dismiss` change who gets weights.
     """
 
-    def __init__(self, config: Config, selector: Any, actor_options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, config: Config, selector: Any, actor_options: Mapping[str, Any] | None, printed: TakePrinted | None = None
+    ) -> None:
         self.config = config
+        self._take_printed = printed
         self._selector = selector
         self._options = dict(actor_options or {})
         self._members: dict[str, Member] = {}
@@ -161,6 +170,7 @@ class PoolMembers:
         member = self._members.get(name)
         if member is None:
             return None  # it failed meanwhile, and was reported
+        await self._fetch_printed(name, member)
         await answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS)
         if name not in self._members:
             return None
@@ -179,10 +189,21 @@ class PoolMembers:
         for name in list(self._starting):
             self.withdraw(name)
         members, self._members = self._members, {}
+        await asyncio.gather(*(self._fetch_printed(name, member) for name, member in members.items()))
         calls = [answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
         await asyncio.gather(*calls)
         for member in members.values():
             kill(member.handle)
+
+    async def _fetch_printed(self, name: str, member: Member) -> None:
+        """Hand on what the worker's rewards have printed since the last time; a dead worker has nothing more to say."""
+        if self._take_printed is None or member.failure is not None:
+            return
+        async with member.fetching:
+            found: Printed | None = await answer_or_none(member.handle.printed.remote(member.printed), ANSWER_SECONDS)
+            if found is not None and found.next > member.printed:
+                member.printed = found.next
+                await asyncio.to_thread(self._take_printed, name, found)
 
     async def _prepare(self, name: str, placement: float) -> None:
         try:

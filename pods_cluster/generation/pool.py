@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
 from pods_cluster.generation.engine_thread import EngineHangs
-from pods_cluster.generation.members import Member, PoolMembers
+from pods_cluster.generation.members import Member, PoolMembers, TakePrinted
 from pods_cluster.generation.messages import (
     EvalRow,
     Failure,
@@ -33,11 +33,18 @@ class GeneratorPool(PoolMembers):
     """`generator.workers` workers `<run>/generator/<i>`; a replacement gets a new index.
 
     `selector` is the handle that workers report to (None: an evaluation alone). `actor_options` go to every worker's
-    actor. Errors of workers that are gone do not raise here: `check` finds them.
+    actor, `printed` gets what rewards print. Errors of workers that are gone do not raise here: `check` finds them.
     """
 
-    def __init__(self, config: Config, selector: Any, *, actor_options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, selector, actor_options)
+    def __init__(
+        self,
+        config: Config,
+        selector: Any,
+        *,
+        actor_options: Mapping[str, Any] | None = None,
+        printed: TakePrinted | None = None,
+    ) -> None:
+        super().__init__(config, selector, actor_options, printed)
         self._last: dict[str, WorkerStats] = {}
         self._room = RoomWatch()
         self._asked_at = time.monotonic()
@@ -180,6 +187,10 @@ class GeneratorPool(PoolMembers):
                 failures.append(self._discard(name, complaint))
         return failures
 
+    async def observe(self) -> None:
+        """Renew `scoring`, and fetch what rewards printed."""
+        await self._all_stats()
+
     async def fail(self, worker: str, reason: str) -> list[Failure]:
         """End a worker that someone else has a complaint about (no weights taken, say) and take it out."""
         return [self._discard(worker, reason)] if worker in self._members else []
@@ -245,6 +256,10 @@ class GeneratorPool(PoolMembers):
         answers = await asyncio.gather(*(ask(name) for name in names))
         stats = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
         self.scoring.update({name: answer.scorers for name, answer in stats.items()})
+        self.scoring.generating = sum(answer.engine.running + answer.engine.waiting for answer in stats.values())
+        told = {name: answer.scorers.printed for name, answer in stats.items() if answer.scorers is not None}
+        news = [(name, member) for name, member in self._members.items() if told.get(name, 0) > member.printed]
+        await asyncio.gather(*(self._fetch_printed(name, member) for name, member in news))
         return stats
 
     async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.postprocess import Postprocessor
 from pods_cluster.generation.reporter import Reporter, SelectorLink
 from pods_cluster.generation.rollout_store import RolloutStore
+from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
@@ -251,6 +252,10 @@ class GeneratorWorker:
             only_scoring_seconds=self._store.only_scoring_seconds,
             memory=process_memory(),
         )
+
+    def printed(self, after: int) -> Printed:
+        """What rewards printed here after the first `after` lines, as far as it is kept."""
+        return self._scorers.printed(after) if self._scorers is not None else Printed(next=after)
 
     def _call(self, name: str, command: Callable[[Engine], T]) -> T:
         return self._engine.call(name, command, self.config.generator.request_timeout, "generator.request_timeout")

@@ -12,15 +12,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.config import Config, dump_config
-from pods_cluster.data import load_eval, load_prompts, load_tokenizer
+from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
+from pods_cluster.run.errors import RunError
 from pods_cluster.run.live_file import remove_live_file, write_live_file
-from pods_cluster.run.loop import Run, RunError
+from pods_cluster.run.loop import Run
+from pods_cluster.run.reward_log import RewardLog
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.run.status import LiveStatus, live_status
+from pods_cluster.scoring.reward_probe import probe_rewards
+from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.recorder import Feed, Recorder
@@ -50,6 +54,7 @@ class Controller:
         self._starting: asyncio.Task[Any] | None = None
         self._closing: list[Any] = []
         self._opened = False
+        self._log_failed = False
 
     async def open(self) -> None:
         """Load the data, make the run's folder and its recorder, and refuse what can be refused without a process.
@@ -66,9 +71,13 @@ class Controller:
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
+        printed = Printed()
+        if config.scoring.preload:
+            printed = probe_rewards(config.reward, config.scoring, reward_columns(self.stream)).printed
         text = dump_config(config)
         make = RunFolder.resume if resume else RunFolder.create
         self.folder = make(config.run.dir, config.run.name, text)
+        self._reward_log = RewardLog(self.folder.rewards_log)
         self.checkpoint = checkpoints.latest(self.folder.checkpoints) if resume else None
         resumed_from = checkpoints.read_state(self.checkpoint).step if self.checkpoint else 0
         self.recorder = Recorder.for_run(
@@ -79,6 +88,7 @@ class Controller:
             config=config.model_dump(mode="json"),
         )
         write_live_file(self.folder, gcs_address)
+        self._log_printed("controller", printed)
 
     async def run(self) -> Summary:
         """Run to the end; returns the summary. Raises what ended the run; its processes are gone then either way."""
@@ -131,7 +141,7 @@ class Controller:
         self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
                             f"learner rank(s)")  # fmt: skip
         selector = SelectorHandle.start(config, name)
-        pool = GeneratorPool(config, selector.handle)
+        pool = GeneratorPool(config, selector.handle, printed=self._log_printed)
         learners = LearnerGroup(config)
         self._closing = [pool, learners]
         if 0 < (config.learner.gpus_per_worker or 0) < 1:
@@ -163,6 +173,15 @@ class Controller:
             self.recorder.event("learner", choice)
         self.recorder.event("started", "all workers are up")
         return run
+
+    def _log_printed(self, worker: str, printed: Printed) -> None:
+        try:
+            self._reward_log.write(worker.removeprefix(f"{self.config.run.name}/"), printed)
+        except OSError as error:
+            if not self._log_failed:
+                self._log_failed = True
+                text = f"{self._reward_log.path}: what rewards print cannot be written ({error}); training goes on"
+                self.recorder.event("telemetry", text, level="warning")
 
     async def _summary(self, run: Run) -> Summary:
         reason = run.stop_reason

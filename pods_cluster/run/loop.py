@@ -54,13 +54,14 @@ from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.messages import Failure
 from pods_cluster.run import checkpoints
 from pods_cluster.run.checkpoints import RunState
+from pods_cluster.run.errors import RunError
 from pods_cluster.run.evaluation import evaluate
 from pods_cluster.run.group_samples import GroupSamples
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.saving import Saver
 from pods_cluster.run.stages import Generators, Learners, Publisher, Selector
 from pods_cluster.run.staleness_ledger import Ledger
-from pods_cluster.run.step_assembly import Assembler, RunError
+from pods_cluster.run.step_assembly import Assembler
 from pods_cluster.run.step_numbers import StageClock, Tally, measure
 from pods_cluster.run.weight_updates import WeightUpdates
 from pods_cluster.selection.selector_core import GroupFate
@@ -111,7 +112,7 @@ class Run:
         self.saver = Saver(config, learners, folder, self._notice)
         self._empty_steps = 0
         self.samples = GroupSamples(config, pool)
-        self.rewards = RewardWatch(recorder)
+        self.rewards = RewardWatch(recorder, config)
         self.assembler = Assembler(
             config,
             pool,
@@ -218,7 +219,7 @@ class Run:
         values["num_tokens"] = self.updates.trained_tokens
         values |= self.assembler.prompt_metrics() | process_memory().metrics("controller")
         stats = await self.pool.stats()
-        self.rewards.look(self.pool.scoring.failures())
+        self.rewards.look(self.pool.scoring)
         measured = measure(seconds, clock, tally, result, stats, self.scaler.now(), len(self.ledger.in_flight))
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(measured)
         values |= self.balancer.after_step(measured, in_flight=in_flight, ready=tally.ready or 0, waited=tally.waited)
@@ -239,7 +240,7 @@ class Run:
         if not self.held_out or not self.config.run.eval.every:
             return {}
         started = time.monotonic()
-        report = await evaluate(self.pool, self.held_out, self.config)
+        report = await self.rewards.during(evaluate(self.pool, self.held_out, self.config), self.pool)
         self.recorder.evaluation(self.step, report.rows)
         values = report.values | {"timing_s/eval": time.monotonic() - started, "eval/version": float(self.version)}
         if record:

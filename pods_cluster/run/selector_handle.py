@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pods_cluster.config import Config
-from pods_cluster.run.step_assembly import RunError
+from pods_cluster.run.errors import RunError
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision

@@ -13,6 +13,7 @@ from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.continuous_issue import ContinuousIssue
+from pods_cluster.run.errors import RunError
 from pods_cluster.run.prompt_supply import PromptSupply
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
@@ -25,10 +26,6 @@ POLL_SECONDS = 1.0
 """Deadline of one question to the selector; when it brings nothing the workers' health is checked."""
 CHECK_SECONDS = 5.0
 """Time between two checks of the workers' health while the questions bring something."""
-
-
-class RunError(Exception):
-    """The run cannot go on; the text says what it waited for, or why it failed."""
 
 
 class Assembler:
@@ -99,6 +96,7 @@ class Assembler:
         With staleness 0 they are filled at once, else as the engines have room (`continuous`).
         """
         self._supply.begin_step()
+        self.rewards.begin_step()
         self.continuous.serve(version)
         await self._refill(self.ledger.free, version)
 
@@ -110,7 +108,7 @@ class Assembler:
         """Wait for the step's selections: `prompts_per_step`, fewer where replacements ran out, none when stopping.
 
         Woken by the selector when it has something, at least each POLL_SECONDS. Raises RunError when generators fail on and
-        on, or `run.step_timeout` passes without a full step.
+        on, or `run.step_timeout` passes without a full step, and RewardsFail when rewards let none come.
         """
         want = self.config.learner.prompts_per_step
         replacements = self.config.selector.max_replacements * want
@@ -314,7 +312,7 @@ class Assembler:
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:
         selected = {selection.group for selection in selections}
         failures = await self.pool.check()
-        self.rewards.look(self.pool.scoring.failures())
+        self.rewards.look(self.pool.scoring)
         for failure in failures:
             lost = len(self._lost_with(failure, selected))
             self._notice("worker_failed", f"{failure.worker}: {failure.cause}; {lost} group(s) go to other workers")

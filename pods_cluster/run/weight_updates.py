@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 from pods_cluster.generation.messages import Failure
 from pods_cluster.learning.reports import StepResult
+from pods_cluster.run.errors import RunError
 from pods_cluster.run.stages import Generators, Learners, Publisher
-from pods_cluster.run.step_assembly import Assembler, RunError
+from pods_cluster.run.step_assembly import Assembler
 from pods_cluster.run.step_numbers import StageClock, Tally
 from pods_cluster.types import Fate, Selection
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ CallBatch = Callable[[Sequence[ScoreRequest]], Any]
 
 _TRL_PARAMETERS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 _VERL_PARAMETERS = {"data_source", "solution_str", "ground_truth", "extra_info"}
+
+
+class MissingColumn(Exception):
+    """A reward reads a column, or takes an argument, that the rows do not give it."""
 
 
 def detect_style(function: Callable[..., Any]) -> str | None:
@@ -28,15 +33,14 @@ def detect_style(function: Callable[..., Any]) -> str | None:
 
 
 def needed_columns(function: Callable[..., Any], style: str, options: Mapping[str, Any]) -> set[str]:
-    """Return the columns of the dataset that the function cannot be called without."""
-    if style == "verl":
-        return set()
+    """Return the parameters without a default that its convention does not give: for TRL columns of the dataset."""
+    given = _VERL_PARAMETERS if style == "verl" else _TRL_PARAMETERS
     return {
         name
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and parameter.default is parameter.empty
-        and name not in _TRL_PARAMETERS
+        and name not in given
         and name not in options
     }
 
@@ -72,7 +76,7 @@ def call_trl(function: Callable[..., Any], options: Mapping[str, Any], completio
         arguments["trainer_state"] = None  # there is no transformers Trainer here
         arguments["log_extra"] = arguments["log_metric"] = _ignore
         arguments |= options
-        return _awaited(function(**{name: value for name, value in arguments.items() if accepts(name)}))
+        return _call(function, {name: value for name, value in arguments.items() if accepts(name)})
 
     return call
 
@@ -95,7 +99,7 @@ def call_verl(function: Callable[..., Any], options: Mapping[str, Any]) -> CallB
             "extra_info": row.columns.get("extra_info"),
             **options,
         }
-        result = _awaited(function(**{name: value for name, value in arguments.items() if accepts(name)}))
+        result = _call(function, {name: value for name, value in arguments.items() if accepts(name)})
         if isinstance(result, Mapping):
             if "score" not in result:
                 raise ValueError(f"returned a dict without 'score'; its keys: {', '.join(map(str, result)) or 'none'}")
@@ -103,6 +107,43 @@ def call_verl(function: Callable[..., Any], options: Mapping[str, Any]) -> CallB
         return result
 
     return lambda rows: [call_row(row) for row in rows]
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a user's function. Raises MissingColumn where it fails for want of a column or an argument."""
+    try:
+        return _awaited(function(**arguments))
+    except (KeyError, TypeError) as error:
+        if (problem := _missing(function, arguments, error)) is None:
+            raise
+        raise MissingColumn(problem).with_traceback(error.__traceback__) from error
+
+
+def _missing(function: Callable[..., Any], arguments: Mapping[str, Any], error: KeyError | TypeError) -> str | None:
+    """Say what the rows do not give, if that is why the call failed: only where the function's own line shows it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code is _call.__code__:  # the call itself was refused
+        return str(error) if isinstance(error, TypeError) and "argument" in str(error) else None
+    code, own = trace.tb_frame.f_code, getattr(function, "__code__", None)
+    within = own is not None and code.co_filename == own.co_filename and code.co_name.startswith("<")  # as <listcomp>
+    if code is not own and not within:
+        return None
+    line = linecache.getline(code.co_filename, trace.tb_lineno)
+    if isinstance(error, TypeError):
+        absent = arguments.get("extra_info", ...) is None and "extra_info[" in line
+        return "needs the column 'extra_info', which the rows do not have" if absent else None
+    key = error.args[0] if error.args else None
+    for parameter in inspect.signature(function).parameters.values():
+        whole = parameter.kind is parameter.VAR_KEYWORD
+        value = trace.tb_frame.f_locals.get(parameter.name)
+        if f"{parameter.name}[" in line and isinstance(value, Mapping) and key not in value:
+            if whole:
+                return f"needs the column {key!r}, which the rows do not have"
+            if parameter.name == "extra_info":
+                return f"needs {key!r} in the column 'extra_info', where the row does not have it"
+    return None
 
 
 def _columns(row: ScoreRequest) -> dict[str, Any]:

@@ -81,7 +81,17 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
             "rename its parameters, or set style: trl or style: verl",
         )
     _check_options(function, reward, index, skip=0)
-    missing = needed_columns(function, style, reward.options) - set(columns) if columns is not None else set()
+    needed = needed_columns(function, style, reward.options)
+    if style == "verl" and needed:
+        raise RewardConfigError(
+            index,
+            "name",
+            reward.name,
+            f"takes the argument {', '.join(sorted(needed))}, which verl's convention does not give "
+            "(data_source, solution_str, ground_truth, extra_info)",
+            f"set it in reward.{index}.options, give it a default, or read it from extra_info",
+        )
+    missing = needed - set(columns) if columns is not None else set()
     if missing:
         raise RewardConfigError(
             index,

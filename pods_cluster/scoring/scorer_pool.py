@@ -72,6 +72,7 @@ class ScorerPool:
         self._stats = StatsCounter([reward.key for reward in rewards], samples)
         self._output = ScorerOutput([reward.key for reward in rewards])
         self._rows = Rows()
+        self._submitted = 0
         self._queue: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -112,6 +113,7 @@ class ScorerPool:
             completion = (row.number, request.completion, request.completion_ids)
             job = _Job(row, completion, future, waiting=len(self._rewards))
             self._queue.append(job)
+            self._submitted += 1
             self._changed.notify()
         return future
 
@@ -122,7 +124,7 @@ class ScorerPool:
 
     def stats(self) -> ScorerStats:
         """Return the counts so far, by reward and kind of failure, with samples of the messages."""
-        return self._stats.read(self._output.total)
+        return self._stats.read(self._output.total, self._submitted)
 
     def printed(self, after: int = 0) -> Printed:
         """Return what rewards printed after the first `after` lines, as far as it is kept."""

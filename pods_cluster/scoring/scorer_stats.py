@@ -15,7 +15,8 @@ class ScorerStats:
 
     scored: requests answered; missing: those of them without a total. failures: reward -> kind -> count, and
     samples: reward -> kind -> its first messages. skipped: reward -> rows to which it did not apply.
-    restarts: processes started again after one was lost. printed: lines that rewards printed and that can be read.
+    restarts: processes started again after one was lost. printed: lines that rewards printed. pending: requests that
+    are not answered yet.
     """
 
     scored: int
@@ -25,6 +26,7 @@ class ScorerStats:
     skipped: dict[str, int]
     samples: dict[str, dict[FailureKind, list[str]]]
     printed: int = 0
+    pending: int = 0
 
 
 class StatsCounter:
@@ -62,7 +64,7 @@ class StatsCounter:
             if len(kept) < self._keep:
                 kept.append(message)
 
-    def read(self, printed: int = 0) -> ScorerStats:
+    def read(self, printed: int = 0, submitted: int = 0) -> ScorerStats:
         """Return a copy of the counts."""
         with self._lock:
             return ScorerStats(
@@ -76,4 +78,5 @@ class StatsCounter:
                     for reward, kinds in self._samples.items()
                 },
                 printed,
+                max(0, submitted - self._scored),
             )

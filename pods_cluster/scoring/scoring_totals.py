@@ -38,7 +38,9 @@ class ScoringTotals:
 
     def __init__(self) -> None:
         self._workers: dict[str, ScorerStats] = {}
-        self._gone_scored = 0
+        self._gone_scored = self._gone_missing = 0
+        self.generating = 0
+        """Rollouts that the engines had at the last look."""
         self._gone: Counter[tuple[str, FailureKind]] = Counter()
         self._messages: dict[tuple[str, FailureKind], str] = {}
 
@@ -66,6 +68,21 @@ class ScoringTotals:
         """Rollouts that were scored, with a valid reward or without."""
         return self._gone_scored + sum(stats.scored for stats in self._workers.values())
 
+    @property
+    def missing(self) -> int:
+        """Rollouts of these without a valid reward."""
+        return self._gone_missing + sum(stats.missing for stats in self._workers.values())
+
+    @property
+    def valid(self) -> int:
+        """Rollouts of these with a valid reward."""
+        return self.scored - self.missing
+
+    @property
+    def pending(self) -> int:
+        """Rollouts that wait for their reward."""
+        return sum(stats.pending for stats in self._workers.values())
+
     def failures(self) -> list[RewardFailures]:
         """Return the failures by reward and kind, the most frequent first."""
         counts = Counter(self._gone)
@@ -83,6 +100,7 @@ class ScoringTotals:
     def _retire(self, name: str) -> None:
         stats = self._workers.pop(name)
         self._gone_scored += stats.scored
+        self._gone_missing += stats.missing
         for reward, kinds in stats.failures.items():
             for kind, count in kinds.items():
                 self._gone[reward, kind] += count

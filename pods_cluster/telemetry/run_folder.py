@@ -3,6 +3,7 @@
 <dir>/<name>/config.yaml      the resolved configuration
              metrics.jsonl    one object a step (see docs/metrics.md)
              events.jsonl     what happened: start, evaluations, losses of workers, warnings, end
+             rewards.log      what rewards printed, under their names; at 8 MiB it becomes rewards.1.log
              samples.jsonl    whole groups of rollouts, for people to read
              evals.jsonl      one object for each held-out row of each evaluation: right or wrong
              checkpoints/     states that --resume continues from
@@ -116,6 +117,10 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def rewards_log(self) -> Path:
+        return self.path / "rewards.log"
 
     @property
     def samples(self) -> Path:

@@ -14,8 +14,8 @@ import pytest
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
+from pods_cluster.run.errors import RunError
 from pods_cluster.run.live_file import LIVE_FILE
-from pods_cluster.run.loop import RunError
 from tests.tiny_run import Made
 
 

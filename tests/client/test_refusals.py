@@ -16,8 +16,8 @@ from pods_cluster.client.refusals import how_to_resume, refuse_start
 from pods_cluster.client.run_state import read_run_state
 from pods_cluster.config import Config, ConfigError, parse_config
 from pods_cluster.run import checkpoints, live_file
+from pods_cluster.run.errors import RunError
 from pods_cluster.run.live_file import LIVE_FILE, living_process, write_live_file
-from pods_cluster.run.loop import RunError
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.summary import Summary

@@ -263,6 +263,9 @@ class Pool(Membership):
             self.handles.pop(failure.worker, None)
         return failures
 
+    async def observe(self) -> None:
+        pass
+
     async def fail(self, worker: str, reason: str) -> list[Failure]:
         self.handles.pop(worker, None)
         return [Failure(worker, reason, [])]

@@ -14,7 +14,7 @@ import pytest
 from pods_cluster.generation.messages import Failure
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.run import checkpoints, step_assembly
-from pods_cluster.run.loop import RunError
+from pods_cluster.run.errors import RunError
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.sizing.step_measurement import StepMeasurement

@@ -215,6 +215,9 @@ class World:
         dead = [name for name, worker in self.members.items() if worker.dead]
         return [self._discard(name, "died") for name in dead]
 
+    async def observe(self) -> None:
+        pass
+
     async def fail(self, worker: str, reason: str) -> list[Failure]:
         return [self._discard(worker, reason)] if worker in self.members else []
 

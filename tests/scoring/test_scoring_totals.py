@@ -12,6 +12,7 @@ from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.scoring.scoring_totals import ScoringTotals
+from tests.run.parts import loop_config
 
 ERROR, TIMEOUT = FailureKind.ERROR, FailureKind.TIMEOUT
 
@@ -50,7 +51,9 @@ def test_counts_of_workers_that_come_and_go() -> None:
     totals.worker_gone("unknown")
     totals.update({"a": stats(15, 4)})
     assert [(f.kind, f.count, f.scored) for f in totals.failures()] == [(ERROR, 9, 35), (TIMEOUT, 1, 35)]
+    assert (totals.missing, totals.valid) == (10, 25)
     totals.update({"a": stats(3, 3)})  # a new process under the old name
+    assert (totals.missing, totals.valid) == (13, 25)
     assert totals.failures()[0].count == 12
     assert totals.scored == 38
 
@@ -68,11 +71,11 @@ def test_the_text_names_reward_kind_count_share_and_cause() -> None:
 @given(st.lists(st.integers(0, 400), max_size=60))
 def test_told_at_the_first_and_then_each_time_ten_times_as_often(steps: list[int]) -> None:
     recorder = Told()
-    watch, totals, count = RewardWatch(cast(Any, recorder)), ScoringTotals(), 0
+    watch, totals, count = RewardWatch(cast(Any, recorder), loop_config(), lambda: 0.0), ScoringTotals(), 0
     for more in steps:
         count += more
         totals.update({"a": stats(count + 5, count)})
-        watch.look(totals.failures())
+        watch.look(totals)
     assert bool(recorder.counts) == (count > 0)
     assert all(later >= 10 * earlier for earlier, later in itertools.pairwise(recorder.counts))
     assert not recorder.counts or count < 10 * recorder.counts[-1]
@@ -81,13 +84,13 @@ def test_told_at_the_first_and_then_each_time_ten_times_as_often(steps: list[int
 
 def test_kinds_are_told_apart() -> None:
     recorder = Told()
-    watch, totals = RewardWatch(cast(Any, recorder)), ScoringTotals()
+    watch, totals = RewardWatch(cast(Any, recorder), loop_config(), lambda: 0.0), ScoringTotals()
     totals.update({"a": stats(4, 1)})
-    watch.look(totals.failures())
+    watch.look(totals)
     assert f"({ERROR.value})" in recorder.texts[-1]
     assert recorder.texts[-1].endswith("these rollouts are left out")
     totals.update({"a": stats(8, 1, 2)})
-    watch.look(totals.failures())
+    watch.look(totals)
     assert f"({TIMEOUT.value})" in recorder.texts[-1]
     assert recorder.texts[-1].endswith("these rollouts are left out")
     assert watch.worst is not None

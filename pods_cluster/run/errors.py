@@ -1,0 +1,11 @@
+"""What ends a run by its own judgement."""
+
+from __future__ import annotations
+
+
+class RunError(Exception):
+    """The run cannot go on; the text says what it waited for, or why it failed."""
+
+
+class RewardsFail(RunError):
+    """Rewards fail so that no step can be made; the text names the reward, how often it failed, and the cause."""
