@@ -168,7 +168,7 @@ def quickstart(
 ) -> None:
     """Build a tiny model that half knows arithmetic and train it with PODS, then with plain GRPO, on this machine."""
     from pods_cluster.client.demo import quickstart as run
-    from pods_cluster.run.step_assembly import RunError
+    from pods_cluster.run.errors import RunError
 
     options = ["--dir", str(directory), "--cache", str(cache), *([] if baseline else ["--no-baseline"])]
     again = "continue it with: pods quickstart " + shlex.join([*options, *(overrides or []), "--resume"])

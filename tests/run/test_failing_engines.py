@@ -13,7 +13,7 @@ import pytest
 from pods_cluster.data.errors import DataError
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run import checkpoints, step_assembly
-from pods_cluster.run.step_assembly import RunError
+from pods_cluster.run.errors import RunError
 from pods_cluster.types import Fate, GroupId, Prompt
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config

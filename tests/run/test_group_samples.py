@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pods_cluster.run import step_assembly
-from pods_cluster.run.loop import RunError
+from pods_cluster.run.errors import RunError
 from pods_cluster.types import GroupId
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
