@@ -14,6 +14,7 @@ from rich.panel import Panel
 
 from pods_cluster.client.driver import train
 from pods_cluster.client.figure_command import read_run
+from pods_cluster.client.paths import run_folder
 from pods_cluster.client.refusals import refuse_start
 from pods_cluster.client.run_state import read_run_state
 from pods_cluster.config import Config, ConfigError, load_config
@@ -55,6 +56,13 @@ def quickstart(
 
     The runs' folders are made anew, or with `resume` gone on with; a run that is finished is left as it is then.
     """
+    # refused before the warm start, which takes a minute
+    planned = _arms([f"run.dir={directory}", *overrides], baseline)
+    if resume:
+        RunFolder.open(_path(planned[0]))
+    else:
+        for each in planned:
+            _refuse_to_clear(RunFolder(_path(each)))
     console.print(Panel(ABOUT, title="[bold]PODS cluster quickstart[/]", title_align="left"))
     made = _prepare(cache, console)
     console.print(prepared_table(made, cache))
@@ -64,17 +72,11 @@ def quickstart(
         f"data.eval.path={made.data / 'test.jsonl'}",
         f"run.dir={directory}",
     ]
-    config = load_config(CONFIG, [*places, *overrides])
-    n, m = config.generator.rollouts_per_prompt, config.selector.keep
-    wanted = [config]
-    if baseline and n > m:
-        grpo = [f"generator.rollouts_per_prompt={m}", "generator.rollouts_range=null", "selector.settle=off"]
-        wanted.append(load_config(CONFIG, [*places, *overrides, *grpo, f"run.name={config.run.name}{BASELINE}"]))
-    if resume:
-        _folder(config)  # there is something to go on with
-    else:
-        for each in wanted:
-            _clear(RunFolder(Path(each.run.dir).expanduser().absolute() / each.run.name))
+    wanted = _arms([*places, *overrides], baseline)
+    config = wanted[0]
+    if not resume:
+        for path in filter(Path.exists, map(_path, wanted)):
+            shutil.rmtree(path)
     with _one_cluster():
         for each in wanted:
             if each is not config:
@@ -88,20 +90,31 @@ def quickstart(
         _compare(config, console)
     elif baseline:
         console.print(
-            f"selector.keep equals generator.rollouts_per_prompt ({m}): this is plain GRPO already, without a baseline"
+            "selector.keep equals generator.rollouts_per_prompt: this is plain GRPO already, without a baseline"
         )
     console.print(f"again with other settings: [bold]pods quickstart selector.rule=random[/]; "
-                  f"this run's configuration: {escape(str(_folder(config).config))}")  # fmt: skip
+                  f"this run's configuration: {escape(str(_path(config) / 'config.yaml'))}")  # fmt: skip
     return True
+
+
+def _arms(overrides: list[str], baseline: bool) -> list[Config]:
+    """PODS as configured, and plain GRPO, with as many updates on as many rollouts: n = m. Raises ConfigError."""
+    pods = load_config(CONFIG, overrides)
+    m = pods.selector.keep
+    if not baseline or pods.generator.rollouts_per_prompt == m:
+        return [pods]
+    grpo = [f"generator.rollouts_per_prompt={m}", "generator.rollouts_range=null", "selector.settle=off"]
+    return [pods, load_config(CONFIG, [*overrides, *grpo, f"run.name={pods.run.name}{BASELINE}"])]
 
 
 def _run(config: Config, resume: bool, console: Console) -> Summary:
     """Run one arm to its end, or go on with it; a finished one is only read."""
-    path = Path(config.run.dir).expanduser().absolute() / config.run.name
+    path = _path(config)
     resume = resume and (path / "config.yaml").is_file()
     if resume:
         folder = RunFolder.open(path)
-        if read_run_state(folder, folder.name).status == "finished":
+        state = read_run_state(folder, folder.name)
+        if state.status == "finished" and (state.step or 0) >= config.run.steps:
             console.print(f"{escape(folder.name)} is finished already")
             return summarize(folder.read_metrics(), folder.read_events(), run=folder.name)
     refuse_start(config, resume=resume)
@@ -113,7 +126,7 @@ def _run(config: Config, resume: bool, console: Console) -> Summary:
 
 def _compare(config: Config, console: Console) -> None:
     """Draw accuracy of both arms against updates and minutes, and say what came out."""
-    folder = _folder(config)
+    folder = RunFolder.open(_path(config))
     _, pods = read_run(str(folder.path))
     _, grpo = read_run(f"{folder.path}{BASELINE}")
     n, m, rule = config.generator.rollouts_per_prompt, config.selector.keep, config.selector.rule
@@ -141,8 +154,8 @@ def _one_cluster() -> Iterator[None]:
             ray.shutdown()
 
 
-def _folder(config: Config) -> RunFolder:
-    return RunFolder.open(Path(config.run.dir).expanduser().absolute() / config.run.name)
+def _path(config: Config) -> Path:
+    return run_folder(config.run.dir) / config.run.name
 
 
 def _prepare(cache: Path, console: Console) -> Prepared:
@@ -154,8 +167,8 @@ def _prepare(cache: Path, console: Console) -> Prepared:
         return prepare(cache, WarmStart(), progress=show)
 
 
-def _clear(folder: RunFolder) -> None:
-    """Remove an earlier quickstart run; anything else that lies there is not ours to remove."""
+def _refuse_to_clear(folder: RunFolder) -> None:
+    """An earlier quickstart run is removed; what is alive, or no run, is not ours to remove. Raises ConfigError."""
     if not folder.path.exists():
         return
     if not folder.config.is_file():
@@ -165,4 +178,3 @@ def _clear(folder: RunFolder) -> None:
             f"run.dir: {folder.path} is a quickstart that is alive (process {process}); end it with `pods stop "
             f"{folder.path}`, or choose another folder with --dir"
         )
-    shutil.rmtree(folder.path)

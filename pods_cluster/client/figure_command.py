@@ -54,7 +54,7 @@ def figure(
             lacking.append(str(error))
     if not panels:
         raise ConfigError(f"nothing to draw: {'; '.join(lacking)}")
-    folder = out or Path(runs[0].rpartition("=")[2]) / "figures"
+    folder = out or _place(_split(runs[0])[1]) / "figures"
     console = Console()
     for path in save_comparison(panels, x, folder, name=name, title=title, formats=wanted):
         console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
@@ -65,9 +65,21 @@ def read_run(argument: str) -> tuple[str | None, Any]:
     from pods_cluster.telemetry.curves import RunSeries
     from pods_cluster.telemetry.run_folder import RunFolder
 
-    label, equals, path = argument.rpartition("=")
-    if equals and Path(argument).is_dir():  # a folder with an equals sign in its name
-        label, path = "", argument
-    folder = RunFolder.open(path)
+    label, path = _split(argument)
+    folder = RunFolder.open(_place(path))
     config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
     return label or None, RunSeries.of(folder.name, folder.read_metrics(), config if isinstance(config, dict) else {})
+
+
+def _split(argument: str) -> tuple[str, str]:
+    """(label or an empty text, path) of `LABEL=PATH` or `PATH`."""
+    label, equals, path = argument.rpartition("=")
+    return ("", argument) if equals and Path(argument).is_dir() else (label, path)  # a folder with = in its name
+
+
+def _place(path: str) -> Path:
+    """The folder of a run, given by its path or by its name in the folder `runs`. Raises ConfigError."""
+    for place in (Path(path).expanduser(), Path("runs") / path):
+        if place.is_dir():
+            return place
+    raise ConfigError(f"{path}: there is no such run; give a run's folder, or its name in the folder runs")

@@ -85,8 +85,17 @@ def test_what_cannot_be_gone_on_with_or_removed(prepared: None, tmp_path: Path) 
     assert folder.config.exists()
 
 
+def test_wrong_settings_are_refused_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_prepare", lambda *_: pytest.fail("it was made"))
+    with pytest.raises(ConfigError, match=r"run\.steps: 0 is refused"):
+        run(tmp_path, "run.steps=0")
+    with pytest.raises(RunFolderError, match="there is no such run"):
+        run(tmp_path, resume=True)
+
+
 def test_a_run_that_is_grpo_already_has_no_baseline(prepared: None, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "quickstart", "run:\n  steps: 2\n")
     with Recorder.for_run(folder) as recorder:
+        recorder.step(2, {"loss": 0.1})
         recorder.event("finished", "done: 2 steps")
     assert "this is plain GRPO already" in run(tmp_path, "generator.rollouts_per_prompt=4", resume=True)

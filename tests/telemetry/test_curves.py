@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pods_cluster.client.cli import app
-from pods_cluster.telemetry.curves import AXES, CurveError, RunSeries, arms, curve, wilson
+from pods_cluster.client.figure_command import read_run
+from pods_cluster.telemetry.comparison_figure import save_comparison
+from pods_cluster.telemetry.curves import AXES, LABELS, Axis, CurveError, RunSeries, arms, curve, wilson
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.telemetry.synthetic import told_steps
@@ -154,6 +156,26 @@ def test_what_cannot_be_drawn_is_refused(arguments: list[str], text: str, tmp_pa
     result = CliRunner().invoke(app, ["figure", str(run), *arguments])
     assert result.exception is not None
     assert text in str(result.exception)
+
+
+def test_runs_are_found_by_their_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_run(tmp_path / "runs", "r0", 0)
+    result = CliRunner().invoke(app, ["figure", "mine=r0", "--formats", "png"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "runs" / "r0" / "figures" / "comparison.png").is_file()
+    result = CliRunner().invoke(app, ["figure", "r1"])
+    assert "r1: there is no such run; give a run's folder, or its name in the folder runs" in str(result.exception)
+
+
+def test_a_figure_may_have_an_axis_for_each_panel(tmp_path: Path) -> None:
+    _, run = read_run(str(made_run(tmp_path, "r0", 0)))
+    axes: tuple[Axis, ...] = ("steps", "minutes")
+    panels = [("reward", [curve("r0", [run], "reward", axis)]) for axis in axes]
+    (path,) = save_comparison(panels, axes, tmp_path / "out", formats=("svg",))
+    text = path.read_text()
+    assert LABELS["steps"] in text
+    assert LABELS["minutes"] in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
