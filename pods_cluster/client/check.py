@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pods_cluster.client.refusals import check_names
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
 from pods_cluster.data.context import unsavable_settings
@@ -18,7 +19,6 @@ from pods_cluster.data.survey import survey
 from pods_cluster.scoring import ScoreRequest
 from pods_cluster.scoring.reward_probe import Probe, probe_rewards
 from pods_cluster.scoring.reward_registry import check_rewards
-from pods_cluster.selection.policy import selection_policy
 from pods_cluster.types import Prompt
 
 DUMMY = "42"
@@ -84,8 +84,7 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True) -> Che
 
     With `rewards` they are imported in a process of their own and, unless `offline`, tried on the first row.
     """
-    check_rewards(config.reward)
-    selection_policy(config)
+    check_names(config)
     found = CheckResult(notes=_notes(config))
     if offline:
         if rewards:

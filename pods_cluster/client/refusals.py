@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pods_cluster.client.paths import run_folder
 from pods_cluster.client.run_state import END_EVENTS, START_EVENTS
-from pods_cluster.config import Config
+from pods_cluster.config import Config, ConfigError
 from pods_cluster.run import checkpoints
 from pods_cluster.run.live_file import living_process
 from pods_cluster.scoring.reward_registry import check_rewards
@@ -18,9 +20,7 @@ def refuse_start(config: Config, *, resume: bool) -> None:
 
     Raises RunFolderError, CheckpointError, RewardConfigError and UnknownRuleError.
     """
-    check_rewards(config.reward)
-    if ":" not in config.selector.rule:  # a user's own is imported in the run, where that has a deadline
-        selection_policy(config)
+    check_names(config, own_rule=False)  # a user's own is imported in the run, where that has a deadline
     folder = RunFolder(run_folder(config.run.dir) / config.run.name)
     if process := living_process(folder):
         raise RunFolderError(
@@ -34,6 +34,27 @@ def refuse_start(config: Config, *, resume: bool) -> None:
     checkpoint = checkpoints.latest(folder.checkpoints)
     if checkpoint is not None:
         _refuse_finished(config, folder, checkpoints.read_state(checkpoint))
+
+
+def check_names(config: Config, *, own_rule: bool = True) -> None:
+    """Resolve built-in rewards and the rule (with `own_rule` a user's too, which imports it), and what they are given.
+
+    Raises ConfigError, one of its kinds where there is a single problem.
+    """
+    problems: list[ConfigError] = []
+    looks: list[Callable[[], object]] = [lambda: check_rewards(config.reward)]
+    if own_rule or ":" not in config.selector.rule:
+        looks.append(lambda: selection_policy(config))
+    for look in looks:
+        try:
+            look()
+        except ConfigError as problem:
+            problems.append(problem)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"{config.run.name}: {len(problems)} problem(s)\n{lines}")
 
 
 def how_to_resume(config: Config, command: str) -> str:

@@ -96,6 +96,9 @@ def test_what_is_still_to_do_can_be_resumed(tmp_path: Path) -> None:
 def test_wrong_names_of_rewards_and_rules(tmp_path: Path) -> None:
     assert "did you mean 'exact_match'" in refusal(config_of(tmp_path, "reward=[{name: exact_mach}]"))
     assert "max_variance" in refusal(config_of(tmp_path, "selector.rule=max_varance"))
+    both = refusal(config_of(tmp_path, "reward=[{name: exact_mach}]", "selector.rule=max_varance")).splitlines()
+    assert both[0] == "r: 2 problem(s)"
+    assert ["exact_match" in both[1], "max_variance" in both[2]] == [True, True]
 
 
 def test_a_killed_run_is_called_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
