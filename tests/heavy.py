@@ -61,6 +61,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("telemetry/test_curves.py",),
     ("dashboard/test_fuzz.py",),
     ("client/test_imports.py",),
+    ("client/test_wrong_inputs.py",),
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),
 )

@@ -15,6 +15,7 @@ from pods_cluster.client.refusals import check_names
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
 from pods_cluster.data.context import unsavable_settings
+from pods_cluster.data.model_files import check_models
 from pods_cluster.data.survey import survey
 from pods_cluster.scoring import ScoreRequest
 from pods_cluster.scoring.reward_probe import Probe, probe_rewards
@@ -90,12 +91,18 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True) -> Che
         if rewards:
             found.probe = probe_rewards(config.reward, config.scoring)
         return found
+    check_models(config)
     tokenizer = load_tokenizer(config.model, light=True)
     stream = load_prompts(config, tokenizer)
     found.rows = len(stream)
     found.prompt = prompt = stream.next(1)[0]
-    notes, _ = survey(stream)
-    found.notes += [*notes, *unsavable_settings(config.model.path)]
+    found.notes += check_models(config, prompt.token_ids)
+    found.notes += [*survey(stream)[0], *unsavable_settings(config.model.path)]
+    if found.rows < config.learner.prompts_per_step:
+        found.notes.append(
+            f"learner.prompts_per_step: {config.learner.prompts_per_step} is more than the {found.rows} rows of the "
+            f"dataset: a step meets rows twice"
+        )
     columns = reward_columns(stream)
     check_rewards(config.reward, columns)
     if rewards:

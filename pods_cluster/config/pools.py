@@ -140,7 +140,8 @@ class SelectorConfig(Section):
     """Fewest valid rewards that a group is trained with; left out: m."""
     no_signal: Literal["replace", "drop", "keep"] = "replace"
     """What happens to a kept set whose rewards are all equal: another prompt is tried (`replace`), the step gets smaller
-    (`drop`), or it is trained on with zero advantages, as in the paper's runs (`keep`)."""
+    (`drop`), or it is trained on with zero advantages, as in the paper's runs (`keep`): the gradient is then that of the KL
+    term alone."""
     max_replacements: int = Field(default=2, ge=0)
     """With `no_signal: replace`: most other prompts that one step tries, as a multiple of `learner.prompts_per_step`;
     after that the step gets smaller."""

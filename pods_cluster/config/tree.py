@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from pods_cluster.config.base import Section, problems_of, refuse
+from pods_cluster.config.builtin_options import wrong_options
 from pods_cluster.config.model_data import DataConfig, ModelConfig
 from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
 from pods_cluster.config.reward import RewardConfig, ScoringConfig, check_sum
@@ -113,6 +114,8 @@ class Config(Section):
         if self.generator.engine == "vllm":
             options, temperature = self.generator.engine_options, self.generator.temperature
             yield from problems_of(lambda: split_options(options, temperature))
+        if self.generator.engine == "transformers":
+            yield from wrong_options(self.generator.engine_options)
         yield from self._impossible_ranges()
         yield from self._impossible_settling()
         yield from self._impossible_cards()

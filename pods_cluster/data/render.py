@@ -56,6 +56,11 @@ class PromptRenderer:
             text = self._render_plain(messages, index)
             ids = self._encode_plain(text)
         if not ids:
+            if text.strip():
+                raise RowError(
+                    f"model.path: the tokenizer makes no token of the prompt of row {index} ({text.strip()[:40]!r}); "
+                    f"are its files whole (tokenizer.json)?"
+                )
             raise RowError(f"data.prompt: row {index} renders to no token; correct or remove the row")
         return Prompt(
             epoch=epoch,

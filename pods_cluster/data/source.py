@@ -274,15 +274,16 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Turn off progress bars for local files: they load in a moment, and the bars spoil a log."""
-    from datasets import disable_progress_bars, enable_progress_bars
+    """Turn off progress bars for local files, which load in a moment, and log lines about faults that an error names."""
+    from datasets import disable_progress_bars, enable_progress_bars, logging
     from datasets.utils import are_progress_bars_disabled
 
-    if are_progress_bars_disabled():
-        yield
-        return
+    bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
     disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
-        enable_progress_bars()
+        logging.set_verbosity(verbosity)
+        if bars:
+            enable_progress_bars()

@@ -26,7 +26,7 @@ def survey(
     assert isinstance(render, PromptRenderer)
     unrenderable: dict[int, RowError] = {}
     too_long: dict[int, int] = {}
-    flags: set[str] = set()
+    booleans = unanswered = 0
     tools_row: int | None = None
     deadline, looked = clock() + seconds, 0
     for row in epoch_order(stream.seed, 0, len(rows)).tolist():
@@ -42,8 +42,8 @@ def survey(
         if len(prompt.token_ids) > stream.max_prompt_tokens:
             too_long[row] = len(prompt.token_ids)
         answer = _at(values, render.layout.answer)
-        flags |= {"boolean"} if isinstance(answer, bool) else set()
-        flags |= {"no answer"} if render.layout.answer is not None and prompt.answer is None else set()
+        booleans += isinstance(answer, bool)
+        unanswered += render.layout.answer is not None and prompt.answer is None
         if tools_row is None and values.get(TOOLS):
             tools_row = row
     of = f"of {looked:,} rows" if looked == len(rows) else f"of {looked:,} rows looked at ({len(rows):,} in all)"
@@ -62,15 +62,17 @@ def survey(
         )
     if tools_row is not None and not _reads_tools(render, tools_row, rows[tools_row]):
         notes.append(f"column {TOOLS!r}: {_why_unread(render)}, so the prompts say nothing of the tools")
-    if "boolean" in flags:
+    if booleans:
         field = ".".join(render.layout.answer or ())
         notes.append(
             f"column {field!r} (data.answer) holds booleans, which rewards get as the texts 'true' and 'false': "
             f"compare with these"
         )
-    if "no answer" in flags:
+    if unanswered:
         field = ".".join(render.layout.answer or ())
-        notes.append(f"column {field!r} (data.answer) is empty in some rows; a reward that needs an answer fails there")
+        notes.append(
+            f"{unanswered:,} {of} have no answer in column {field!r} (data.answer); a reward that needs one fails"
+        )
     return notes, looked
 
 

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.config import Config, dump_config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
+from pods_cluster.data.model_files import check_models
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.run import checkpoints
@@ -68,6 +69,7 @@ class Controller:
     def _open(self, gcs_address: str) -> None:
         config, resume = self.config, self._resume
         selection_policy(config)
+        check_models(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []

@@ -9,9 +9,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from pods_cluster.config import Config
+from pods_cluster.config.builtin_options import wrong_options
 from pods_cluster.generation.engine import Engine, EngineError
-
-TRANSFORMERS_OPTIONS = ("device", "kv_cache_gb", "prefill_tokens")
 
 
 def make_engine(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
@@ -36,12 +35,9 @@ def _transformers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
     from pods_cluster.generation.engines.builtin.hf_model import end_token_ids, load_model
 
     options = dict(config.generator.engine_options)
-    _check_options(options, TRANSFORMERS_OPTIONS, "transformers")
+    for problem in wrong_options(options):
+        raise EngineError(problem)
     gigabytes = options.get("kv_cache_gb")
-    for name in ("kv_cache_gb", "prefill_tokens"):
-        value = options.get(name)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
-            raise EngineError(f"generator.engine_options.{name}: {value!r} must be a number above 0")
     model = load_model(
         config.model.path,
         dtype=config.model.dtype,

@@ -1,0 +1,172 @@
+"""The files of a model, looked at before anything is started: what could not be loaded or trained is refused by name.
+
+Imports no torch and no transformers. Only local folders are looked into; for the name of a hub the run finds out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pods_cluster.config import Config
+from pods_cluster.data.errors import DataError
+
+INDEX = "model.safetensors.index.json"
+OTHER_TASK = re.compile(r"For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|Pretraining)$", re.IGNORECASE)
+
+
+def check_models(config: Config, prompt_ids: Sequence[int] = ()) -> list[str]:
+    """Check the model that is trained and the reference model; `prompt_ids` are token ids of a prompt.
+
+    Returns notes for the user. Raises DataError naming the field, the value and the fix.
+    """
+    settings, names = _check(config.model.path, "model.path", config.model.trust_remote_code)
+    text = settings.get("text_config")
+    vocabulary = (text if isinstance(text, Mapping) else settings).get("vocab_size")
+    if isinstance(vocabulary, int) and prompt_ids and max(prompt_ids) >= vocabulary:
+        raise DataError(
+            f"model.path: the tokenizer of {config.model.path!r} gives token {max(prompt_ids)}, and the model knows "
+            f"{vocabulary} (vocab_size in its config.json); tokenizer and model do not belong together"
+        )
+    lora = config.learner.lora
+    if lora is not None and names and not isinstance(lora.target_modules, str):
+        _check_targets(lora.target_modules, names)
+    reference = config.learner.kl.reference
+    if reference is not None:
+        _check(reference, "learner.kl.reference", config.model.trust_remote_code)
+    notes = []
+    if config.model.attention.startswith("flash") and importlib.util.find_spec("flash_attn") is None:
+        notes.append(
+            f"model.attention: {config.model.attention} needs the package flash-attn, which is not installed here"
+        )
+    return notes
+
+
+def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], set[str]]:
+    """Settings of a model and the names of its weights, both empty where they are not here."""
+    folder = Path(path).expanduser()
+    if folder.is_file():
+        raise DataError(f"{field}: {path!r} is a file; give the folder of a model in Hugging Face format")
+    if not folder.is_dir():
+        if path.startswith(("/", ".", "~")):
+            raise DataError(f"{field}: {path!r} does not exist; give the folder of a model, or a Hugging Face hub name")
+        return {}, set()
+    settings = _settings(folder, path, field)
+    kind = settings.get("model_type")
+    remote = isinstance(auto := settings.get("auto_map"), Mapping) and "AutoModelForCausalLM" in auto
+    known = _causal_types()
+    architectures = [name for name in settings.get("architectures") or [] if isinstance(name, str)]
+    if known and kind not in known and not (remote and trusted):
+        fix = "set model.trust_remote_code: true" if remote else "give a causal language model, or update transformers"
+        raise DataError(
+            f"{field}: {path!r} is of type {kind!r}, which transformers has no causal language model of; {fix}"
+        )
+    if not remote and (settings.get("is_encoder_decoder") or any(OTHER_TASK.search(name) for name in architectures)):
+        raise DataError(
+            f"{field}: {path!r} is no causal language model (its architecture is {', '.join(architectures) or kind}); "
+            f"give one that completes texts"
+        )
+    if quantisation := settings.get("quantization_config"):
+        method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+        raise DataError(
+            f"{field}: {path!r} is quantised ({method}), and quantised weights cannot be trained; give the model that it "
+            f"was made from"
+        )
+    return settings, _weights(folder, path, field)
+
+
+def _settings(folder: Path, path: str, field: str) -> Mapping[str, Any]:
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            base = _json(folder / "adapter_config.json", field).get("base_model_name_or_path")
+            raise DataError(
+                f"{field}: {path!r} holds an adapter alone; merge it into {base or 'its base model'} and give that folder"
+            )
+        raise DataError(
+            f"{field}: {path!r} has no config.json; give the folder of a model in Hugging Face format, as "
+            f"save_pretrained writes it"
+        )
+    return _json(folder / "config.json", field)
+
+
+def _json(file: Path, field: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{field}: {str(file)!r} cannot be read ({error}); copy the model again") from error
+    if not isinstance(found, Mapping):
+        raise DataError(f"{field}: {str(file)!r} holds no object; copy the model again")
+    return found
+
+
+def _weights(folder: Path, path: str, field: str) -> set[str]:
+    """Names of the weights in safetensors files; empty where the model has others. Raises DataError for torn files."""
+    if (folder / INDEX).is_file():
+        where = _json(folder / INDEX, field).get("weight_map")
+        files = sorted(set(where.values())) if isinstance(where, Mapping) else []
+        missing = [name for name in files if not (folder / name).is_file()]
+        if missing:
+            raise DataError(
+                f"{field}: {path!r} lacks {len(missing)} of {len(files)} files of weights ({', '.join(missing[:3])}); "
+                f"finish the download"
+            )
+    elif (folder / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    elif any(folder.glob("pytorch_model*.bin")):
+        return set()
+    else:
+        raise DataError(
+            f"{field}: {path!r} holds no weights (model.safetensors); finish the download, or give another folder"
+        )
+    names: set[str] = set()
+    for name in files:
+        names |= _names(folder / name, field)
+    return names
+
+
+def _names(file: Path, field: str) -> set[str]:
+    """Names in a safetensors file, of which only the header is read. Raises DataError where it is cut short."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(min(length, size)))
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        end, tensors = size + 1, {}
+    if end > size:
+        raise DataError(f"{field}: {str(file)!r} is cut short or damaged ({size:,} bytes); copy it again")
+    return set(tensors)
+
+
+def _check_targets(targets: Iterable[str], names: set[str]) -> None:
+    modules = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    for target in targets:
+        if not any(module == target or module.endswith("." + target) for module in modules):
+            layers = sorted({module.rpartition(".")[2] for module in modules if module.endswith("proj")})
+            raise DataError(
+                f"learner.lora.target_modules: {target!r} is no layer of the model"
+                + (f"; it has {', '.join(layers)}" if layers else "")
+                + "; correct the name, or use all-linear"
+            )
+
+
+def _causal_types() -> set[str]:
+    """Types of model that transformers has a causal language model of, read from its source: importing it takes torch
+    along. Empty where it cannot be read."""
+    package = importlib.util.find_spec("transformers")
+    for folder in (package.submodule_search_locations or []) if package is not None else []:
+        try:
+            text = (Path(folder) / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        section = re.search(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b.*?^\)", text, re.DOTALL | re.MULTILINE)
+        if section is not None:
+            return set(re.findall(r'\("([\w.-]+)",', section.group()))
+    return set()
