@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from rich.console import Console
+from rich.text import Text
 
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError, build_config, load_config
@@ -18,6 +19,7 @@ from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import connect
 from pods_cluster.run.evaluation import evaluate
+from pods_cluster.scoring.scorer_output import Printed
 
 CLOSE_SECONDS = 60.0
 
@@ -78,19 +80,29 @@ def evaluate_target(config: Config, console: Console) -> dict[str, float]:
         connect(config)
     try:
         with console.status(f"evaluating {len(held_out)} rows"):
-            return asyncio.run(_evaluate(config, list(held_out)))
+            return asyncio.run(_evaluate(config, list(held_out), console))
     finally:
         if owned:
             ray.shutdown()
 
 
-async def _evaluate(config: Config, held_out: list[Any]) -> dict[str, float]:
-    pool = GeneratorPool(config, None)
+async def _evaluate(config: Config, held_out: list[Any], console: Console) -> dict[str, float]:
+    """Evaluate, and show what rewards print and why they fail: there is no run whose files would tell it."""
+
+    def show(_worker: str, printed: Printed) -> None:
+        for line in printed.lines:
+            console.print(Text(f"{line.reward} prints: {line.text}", style="dim"))
+
+    pool = GeneratorPool(config, None, printed=show)
     try:
         await pool.start()
         # There is no learner that publishes: the weights that the engines have loaded are the ones to evaluate.
         await pool.adopt_version(0)
-        return (await evaluate(pool, held_out, config)).values
+        values = (await evaluate(pool, held_out, config)).values
+        await pool.observe()
+        for failure in pool.scoring.failures():
+            console.print(Text(str(failure), style="yellow"))
+        return values
     finally:
         try:
             await asyncio.wait_for(pool.close(), CLOSE_SECONDS)

@@ -141,12 +141,33 @@ def summarize(
     _add_health(summary, merged)
     summary.warnings = sum(event.get("level") == "warning" for event in events)
     summary.errors = sum(event.get("level") == "error" for event in events)
+    summary.notes += _failed_rewards(merged, events)
     if summary.trained_nothing:
         fates = ", ".join(f"{count:,} {fate}" for fate, count in summary.fates.items() if count) or "none came"
         summary.notes.append(
             f"nothing was trained in {summary.steps} step(s) (groups: {fates}): the model is the one that the run began with"
         )
     return summary
+
+
+def _failed_rewards(records: Sequence[Record], events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note for each reward and kind of failure: how often, and the error that the newest event names."""
+    prefix = "scoring/failures/"
+    told = {
+        f"{prefix}{event.get('failure')}/{event.get('reward')}": event
+        for event in events
+        if event.get("kind") == "reward_failed"
+    }
+    names = sorted({name for record in records for name in record if name.startswith(prefix)} | set(told))
+    notes = []
+    for name in names:
+        kind, _, reward = name.removeprefix(prefix).partition("/")
+        event = told.get(name, {})
+        count = max(int(_total(records, name) or 0), int(event.get("count", 0)))
+        if count:
+            message = f": {event['message']}" if event.get("message") else ""
+            notes.append(f"reward {reward!r} gave no number for {count:,} rollout(s) ({kind}){message}")
+    return notes
 
 
 def write_summary(folder: RunFolder, *, status: str = "finished") -> Summary:

@@ -133,6 +133,7 @@ def _its_checkpoint_was_evaluated(result: subprocess.CompletedProcess[str], fold
         (["selector.keep=99"], "selector.keep"),
         (["learner.lerning_rate=1"], "did you mean learning_rate"),
         (["reward.0.name=exact_mach"], "exact_match"),
+        (["reward.0.name=no_such_module:f"], "reward.0.name: 'no_such_module:f' cannot be used"),
         (["selector.rule=max_varance"], "max_variance"),
         (["data.prompt=question"], "data.prompt"),
         (["model.path=/nowhere"], "model.path"),

@@ -166,3 +166,20 @@ def test_a_run_that_trained_nothing_says_so() -> None:
     assert "nothing was trained in 3 step(s) (groups: 24 no_signal)" in text_of(summary, 200)
     assert not summarize([*empty, {"step": 4, "elapsed": 4, "weights/version": 1}]).trained_nothing
     assert not summarize([]).trained_nothing
+
+
+def test_rewards_that_failed_stand_in_the_summary_with_their_last_error() -> None:
+    steps = [{"step": step, "elapsed": step, "scoring/failures/error/my/judge": 20} for step in (1, 2, 3)]
+    told = {"kind": "reward_failed", "level": "warning", "reward": "my/judge", "failure": "error"}
+    events = [
+        told | {"count": 1, "message": "KeyError: 'a' (r.py:2 in f)"},
+        told | {"count": 10, "message": "KeyError: 'b' (r.py:2 in f)"},
+        told | {"reward": "slow", "failure": "timeout", "count": 4, "message": "no result within 5 s"},
+    ]
+    notes = summarize(steps, events).notes
+    assert notes == [
+        "reward 'my/judge' gave no number for 60 rollout(s) (error): KeyError: 'b' (r.py:2 in f)",
+        "reward 'slow' gave no number for 4 rollout(s) (timeout): no result within 5 s",
+    ]
+    assert notes[0] in text_of(summarize(steps, events), 200)
+    assert summarize([{"step": 1, "scoring/failures/error/x": 0}]).notes == []
