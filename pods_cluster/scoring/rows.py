@@ -12,6 +12,8 @@ from pods_cluster.scoring.score import ScoreRequest
 
 HELD_BYTES = 64 << 20
 """Size of the rows that a pool, and each of its processes, keeps for the next rollouts of the same groups."""
+HELD_ROWS = 256
+"""Most rows that are kept so."""
 
 
 class Row:
@@ -48,7 +50,7 @@ class Rows:
             self._bytes += len(row.data)
         self._newest[row.number] = row
         self._newest.move_to_end(row.number)
-        while self._bytes > HELD_BYTES and len(self._newest) > 1:
+        while (self._bytes > HELD_BYTES and len(self._newest) > 1) or len(self._newest) > HELD_ROWS:
             self._bytes -= len(self._newest.popitem(last=False)[1].data)
         return row
 
@@ -58,19 +60,24 @@ class SentRows:
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._bytes = 0
 
     def send(self, rows: Iterable[Row]) -> tuple[dict[int, bytes], list[int]]:
         """Return what the process does not have of these rows, and the numbers of others that it is to forget."""
         wanted = {row.number: row for row in rows}
         fresh = {number: row.data for number, row in wanted.items() if number not in self._sizes}
-        for number, row in wanted.items():
-            self._sizes[number] = len(row.data)
+        for number, data in fresh.items():
+            self._sizes[number] = len(data)
+            self._bytes += len(data)
+        for number in wanted:
             self._sizes.move_to_end(number)
-        total, forget = sum(self._sizes.values()), []
-        for number in list(self._sizes):
-            if total <= HELD_BYTES or number in wanted:
+        forget: list[int] = []
+        while self._bytes > HELD_BYTES or len(self._sizes) > HELD_ROWS:
+            number, size = next(iter(self._sizes.items()))
+            if number in wanted:
                 break
-            total -= self._sizes.pop(number)
+            del self._sizes[number]
+            self._bytes -= size
             forget.append(number)
         return fresh, forget
 

@@ -8,6 +8,7 @@ owner's end closes the socket.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import pickle
@@ -49,13 +50,14 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
+    _mark_output()
     try:
         channel.send(("pid", os.getpid()))
         rewards, columns = channel.receive()
         functions = []
         for index, reward in enumerate(rewards):
             channel.send(("loading", index))
-            _speak(index)
+            _SPEAKER.runs = index
             try:
                 functions.append(load_reward(reward, index, columns))
             except RewardConfigError as error:
@@ -98,10 +100,49 @@ def _watch(parent: int) -> None:
     os._exit(0)
 
 
-def _speak(reward: int) -> None:
-    """Mark in the output that it is this reward's from here on."""
-    with contextlib.suppress(OSError):
-        os.write(1, speaker_mark(reward))
+class _Speaker:
+    """Which reward runs, and which one the output's last mark names. A mark is written when something is printed, or a
+    process is started that may print: most rewards never do."""
+
+    runs, marked = 0, -1
+
+    def mark(self) -> None:
+        """Mark in the output that it is this reward's from here on."""
+        if self.marked != self.runs:
+            self.marked = self.runs
+            with contextlib.suppress(OSError):
+                os.write(1, speaker_mark(self.runs))
+
+    def heard(self, event: str, _arguments: object) -> None:
+        """Audit hook of the interpreter."""
+        if event in _STARTS:
+            self.mark()
+
+
+class _Marked(io.TextIOWrapper):
+    """Standard output or error, each line under its reward's mark."""
+
+    def write(self, text: str, /) -> int:
+        _SPEAKER.mark()
+        return super().write(text)
+
+
+_SPEAKER = _Speaker()
+_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"})
+
+
+def _mark_output() -> None:
+    """Have everything that is printed from here on marked."""
+    sys.stdout, sys.stderr = (
+        _Marked(
+            io.BufferedWriter(io.FileIO(number, "wb", closefd=False)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        for number in (1, 2)
+    )
+    sys.addaudithook(_SPEAKER.heard)
 
 
 def _flush() -> None:
@@ -120,11 +161,8 @@ def _serve(
 ) -> None:
     requests: dict[int, ScoreRequest] = {}
     uses = Counter(index for _, indices in calls for index in indices)
-    speaking = -1
     for reward, indices in calls:
-        if reward != speaking:
-            speaking = reward
-            _speak(reward)
+        _SPEAKER.runs = reward
         try:
             for index in indices:
                 if index not in requests:
@@ -135,7 +173,8 @@ def _serve(
             results = [(None, FailureKind.MEMORY, describe_error(error))] * len(indices)
         except BaseException as error:  # SystemExit and KeyboardInterrupt are a reward's failures too
             results = [(None, FailureKind.ERROR, describe_error(error))] * len(indices)
-        _flush()
+        if _SPEAKER.marked == reward:  # it may have printed
+            _flush()
         channel.send(results)
         for index in indices:
             uses[index] -= 1

@@ -177,10 +177,13 @@ class ScorerPool:
                 share = math.ceil(len(self._queue) / len(self._processes))
                 size = len(self._queue) if closed else min(self._max_batch, max(share, self._chunk))
                 taken: list[_Job] = []
-                sizes: dict[int, int] = {}
-                while self._queue and len(taken) < size and (closed or sum(sizes.values()) < MESSAGE_BYTES):
+                rows: set[int] = set()
+                sending = 0
+                while self._queue and len(taken) < size and (closed or sending < MESSAGE_BYTES):
                     taken.append(self._queue.popleft())
-                    sizes[taken[-1].row.number] = len(taken[-1].row.data)
+                    row = taken[-1].row
+                    sending += 0 if row.number in rows else len(row.data)
+                    rows.add(row.number)
             jobs = [job for job in taken if job.future.set_running_or_notify_cancel()]
             if closed:
                 self._fail(jobs, self._calls(len(jobs)), FailureKind.CLOSED, "the scorer pool was closed")
