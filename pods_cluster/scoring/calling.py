@@ -126,7 +126,7 @@ def _missing(function: Callable[..., Any], arguments: Mapping[str, Any], error: 
         trace = trace.tb_next
     if trace is None or trace.tb_frame.f_code is _call.__code__:  # the call itself was refused
         return str(error) if isinstance(error, TypeError) and "argument" in str(error) else None
-    code, own = trace.tb_frame.f_code, getattr(function, "__code__", None)
+    code, own = trace.tb_frame.f_code, getattr(inspect.unwrap(function), "__code__", None)
     within = own is not None and code.co_filename == own.co_filename and code.co_name.startswith("<")  # as <listcomp>
     if code is not own and not within:
         return None

@@ -26,7 +26,6 @@ END_SECONDS = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def die_with_parent(number: signal.Signals) -> None:
@@ -141,21 +140,20 @@ def _parent(pid: int) -> int:
 
 
 def _own_bytes(pid: int) -> int:
-    """Resident bytes of a process that no file lies behind; pages shared with a fork are counted in both."""
-    try:
-        _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
-    except OSError:
-        return 0
-    return (int(resident) - int(shared)) * _PAGE
+    """Resident bytes of a process that no file on disk lies behind; what is shared with a fork is counted in both."""
+    return _kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:")) * 1024
 
 
 def _proportional_bytes(pid: int) -> int:
     """As `_own_bytes`, a page that is shared by k processes counted as 1/k in each."""
+    held = _kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+    return held * 1024 if held else _own_bytes(pid)
+
+
+def _kilobytes(file: str, names: tuple[str, ...]) -> int:
+    """Sum of these lines of a file such as /proc/<pid>/status; 0 where the process has ended."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(file).read_text().splitlines()
     except OSError:
-        return _own_bytes(pid)
-    for line in lines:
-        if line.startswith("Pss_Anon:"):
-            return int(line.split()[1]) * 1024
-    return _own_bytes(pid)
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(names))

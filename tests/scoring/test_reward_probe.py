@@ -12,7 +12,7 @@ from pods_cluster.scoring.reward_probe import probe_rewards
 from tests.scoring.support import reward
 
 USER = """
-import os
+import functools, os
 
 def level(completions, answer, level, **kwargs):
     return [1.0] * len(completions)
@@ -22,6 +22,16 @@ def reads_level(completions, **kwargs):
 
 async def awaits_level(completions, **kwargs):
     return [float(kwargs["level"][at]) for at in range(len(completions))]
+
+def logged(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+    return call
+
+@logged
+def decorated(completions, **kwargs):
+    return [float(kwargs["level"][0])] * len(completions)
 
 def looks_up(completions, **kwargs):
     return [{"right": 1.0}[completions[0]]] * len(completions)
@@ -65,6 +75,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"needs the column 'level', which the rows do not have \(user.py:8 in reads_level\); they have",
         ),
         ("awaits_level", r"needs the column 'level', which the rows do not have \(user.py:11 in "),
+        ("decorated", r"needs the column 'level', which the rows do not have \(user.py:21 in decorated\)"),
         ("verl", "needs the column 'extra_info', which the rows do not have"),
         ("verl_level", "takes the argument level, which verl's convention does not give"),
         ("nope", "has no function 'nope'"),
@@ -94,8 +105,8 @@ def test_what_a_reward_refuses_is_told_with_its_place(user: Path):
     probe = probe_rewards(rewards, SCORING, {"answer"}, PLAIN)
     problems = {trial.reward: trial.problem for trial in probe.trials}
     assert problems == {
-        "raises": "error: ValueError: cannot parse (user.py:18 in raises)",
-        "looks_up": "error: KeyError: '42' (user.py:14 in looks_up)",
+        "raises": "error: ValueError: cannot parse (user.py:28 in raises)",
+        "looks_up": "error: KeyError: '42' (user.py:24 in looks_up)",
         "dies": "died: its process ended with exit code 3",
         "skips": None,
         "length": None,

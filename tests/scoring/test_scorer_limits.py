@@ -35,6 +35,27 @@ def child_eats(completions, **kwargs):
         time.sleep(60)
     return [1.0] * len(completions)
 
+def shares(completions, **kwargs):
+    if completions == ["eat"]:
+        import mmap
+        while True:
+            kept.append(mmap.mmap(-1, 8 << 20))
+            kept[-1].write(b"x" * (8 << 20))
+    return [1.0] * len(completions)
+
+def many(completions, **kwargs):
+    """Eight forked processes that share what this one holds: no more memory than one."""
+    kept.append(b"x" * (100 << 20))
+    children = []
+    for _ in range(8):
+        if (child := os.fork()) == 0:
+            time.sleep(3)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    return [1.0] * len(completions)
+
 def out_of_memory(completions, **kwargs):
     return [float(len(bytearray(1 << 60))) for _ in completions]
 
@@ -95,7 +116,7 @@ def gone(pid: float) -> bool:
     return not psutil.pid_exists(int(pid))
 
 
-@pytest.mark.parametrize("name", ["eats", "child_eats"])
+@pytest.mark.parametrize("name", ["eats", "child_eats", "shares"])
 def test_a_reward_that_eats_memory_is_killed_and_counted(user: Path, name: str):
     with ScorerPool([reward(f"{user}:{name}", timeout=60)], ScoringConfig(memory_limit=0.25)) as pool:
         (failure,) = score(pool, "eat").failures
@@ -104,6 +125,11 @@ def test_a_reward_that_eats_memory_is_killed_and_counted(user: Path, name: str):
         assert score(pool, "fine").total == 1.0
         assert pool.stats().failures == {name: {FailureKind.MEMORY: 1}}
         assert pool.stats().restarts == 1
+
+
+def test_memory_that_forked_processes_share_is_counted_once(user: Path):
+    with ScorerPool([reward(f"{user}:many", timeout=60)], ScoringConfig(memory_limit=0.4)) as pool:
+        assert score(pool, "a").failures == ()
 
 
 def test_a_memory_error_is_of_the_same_kind(user: Path):
