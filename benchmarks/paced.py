@@ -150,12 +150,17 @@ class Pools:
         publisher: Any,
         records: Records | None = None,
         held_out: Sequence[Prompt] = (),
+        once_a_step: bool = False,
     ) -> Arm:
-        """Run the configuration to its end on this pool, with `Learners` and a `Publisher` that may be real ones."""
+        """Run the configuration to its end on this pool, with `Learners` and a `Publisher` that may be real ones.
+
+        `once_a_step`: groups are issued at the start of a step and divided among all workers, as up to version 0.1.
+        """
         self._arms += 1
         selector = SelectorHandle.start(config, f"paced-{self._arms}")
         await self.forward.to.remote(selector.handle)
         records = records or Records()
+        self.pool.config = config  # how its engines were started is the same in all arms
         run = Run(
             config,
             pool=self.pool,
@@ -167,6 +172,9 @@ class Pools:
             recorder=cast(Any, records),
             folder=cast(Any, None),
         )
+        if once_a_step:
+            run.assembler.continuous.on = False
+            self.pool.config = config.model_copy(update={"staleness": 0})
         run.scaler.target = type(run.scaler.target)(len(self.pool.workers), 1)
         try:
             await run.main(save=False)

@@ -13,7 +13,6 @@ from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, build_config
 from pods_cluster.run.cluster import connect
 from pods_cluster.run.controller import Controller
-from pods_cluster.sizing.balance import Rates, measured_rates
 from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.telemetry.run_folder import RunFolder
 
@@ -44,10 +43,10 @@ def calibration_config(config: Config, folder: Path, *, steps: int, groups: int 
     return build_config(tree)
 
 
-def calibrate(config: Config, *, steps: int = 4, groups: int | None = None) -> Rates:
-    """Start both pools, run the steps, end the pools, and read the rates off the step records.
+def calibrate(config: Config, *, steps: int = 4, groups: int | None = None) -> list[StepMeasurement]:
+    """Start both pools, run the steps, end the pools, and read the step records.
 
-    Raises ConfigError, ClusterError, what a stage raises, and ValueError when the steps were too short to tell.
+    Raises ConfigError, ClusterError and what a stage raises.
     """
     owned = not ray.is_initialized()
     with tempfile.TemporaryDirectory(prefix="pods-plan-") as folder:
@@ -60,16 +59,16 @@ def calibrate(config: Config, *, steps: int = 4, groups: int | None = None) -> R
                 ray.shutdown()
 
 
-async def _measure(config: Config) -> Rates:
+async def _measure(config: Config) -> list[StepMeasurement]:
     controller = Controller(config, resume=False, save=False)
     await controller.run()
-    return _rates(controller.folder)
+    return _steps(controller.folder)
 
 
-def rates_of_run(folder: Path) -> Rates:
-    """Rates of a finished (or running) run. Raises RunFolderError, and ValueError for one without usable steps."""
-    return _rates(RunFolder.open(folder))
+def steps_of_run(folder: Path) -> list[StepMeasurement]:
+    """Steps of a finished (or running) run. Raises RunFolderError."""
+    return _steps(RunFolder.open(folder))
 
 
-def _rates(folder: RunFolder) -> Rates:
-    return measured_rates([StepMeasurement.from_record(record) for record in folder.read_metrics()])
+def _steps(folder: RunFolder) -> list[StepMeasurement]:
+    return [StepMeasurement.from_record(record) for record in folder.read_metrics()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pods_cluster.config import ConfigError, load_config
-from pods_cluster.sizing.balance import Rates, StepForecast, StepShape, forecast
+from pods_cluster.config import Config, ConfigError, load_config
+from pods_cluster.sizing.balance import Rates, StepForecast, StepShape, forecast, measured_rates
+from pods_cluster.sizing.card_memory import CardMemory, card_memory
 from pods_cluster.sizing.card_splits import cards_needed, splits
+from pods_cluster.sizing.step_measurement import StepMeasurement
 
 Rate = Annotated[float | None, typer.Option(help="Completion tokens a second of one saturated generator worker.")]
 
@@ -37,21 +40,30 @@ def plan(
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds that a batch takes beyond its tokens at that rate: its longest rollouts.")
     ] = 0.0,
+    card_gb: Annotated[
+        float | None,
+        typer.Option(help="GB of a card that both pools share: plan the engines' caches beside the learner."),
+    ] = None,
+    learner_gb: Annotated[
+        float | None, typer.Option(help="GB that a learner rank takes at its peak; by default as measured.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Steps of the calibration.")] = 4,
     groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step of the calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Seconds of each stage, idle share of each pool, and the split of GPUs and the n that keep both pools busy.
+    """Seconds of each stage, idle share of each pool, the split of GPUs and the n that keep both pools busy, and the memory
+    of a card that they share.
 
     Rates are given, taken from a run's folder, or else measured: the run's own pools are started for a few steps.
     """
-    from pods_cluster.client.calibrate import calibrate, rates_of_run
+    from pods_cluster.client.calibrate import calibrate, steps_of_run
 
     loaded = load_config(config, overrides or [])
     console = Console(stderr=as_json)
     given = {"--generate-rate": generate_rate, "--update-rate": update_rate, "--sync-seconds": sync_seconds,
              "--length": length}  # fmt: skip
     missing = [name for name, value in given.items() if value is None]
+    measured: list[StepMeasurement] = []
     try:
         if not missing:
             assert generate_rate is not None
@@ -64,27 +76,87 @@ def plan(
                 f"{missing[0]}: left out, but other rates are given; give {', '.join(missing)} too, or none"
             )
         elif run is not None:
-            rates = rates_of_run(run)
+            measured = steps_of_run(run)
+            rates = measured_rates(measured)
         else:
             with console.status(f"measuring: {steps} steps on the run's own pools"):
-                rates = calibrate(loaded, steps=steps, groups=groups)
+                measured = calibrate(loaded, steps=steps, groups=groups)
+            rates = measured_rates(measured)
         shape = StepShape.of(loaded)
         now = forecast(rates, shape)
         found = splits(rates, shape, gpus if gpus is not None else cards_needed(shape))
+        memory = None if card_gb is None else _memory(loaded, card_gb, learner_gb, measured)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if as_json:
-        print(json.dumps(_values(rates, now, found)))
+        print(json.dumps(_values(loaded, rates, now, found, memory)))
         return
     _show(console, rates, now, found)
+    console.print(Text(_in_flight(loaded)))
+    if memory is not None:
+        console.print(Text(memory.describe()))
 
 
 def add_to(app: typer.Typer) -> None:
     app.command()(plan)
 
 
-def _values(rates: Rates, now: StepForecast, found: list[StepForecast]) -> dict[str, Any]:
+def _memory(config: Config, card: float, learner: float | None, measured: list[StepMeasurement]) -> CardMemory:
+    """The memory plan of a shared card. Raises ValueError where pools share none, or the learner's peak is not known."""
+    from pods_cluster.client.model_sizes import model_sizes
+
+    peak = max((step.learner_peak_bytes for step in measured), default=0.0) if learner is None else learner * 1e9
+    for value, option in ((card, "--card-gb"), (1.0 if learner is None else learner, "--learner-gb")):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{option}: {value:g} must be a number above 0")
+    if not peak:
+        raise ValueError(
+            "--learner-gb: left out, and no step on a GPU was measured; give it, or --run of a run on GPUs"
+        )
+    found = card_memory(config, model_sizes(config), card=card * 1e9, learner=peak)
+    if found is None:
+        raise ValueError(
+            f"--card-gb: no card is shared: learner.gpus_per_worker: {config.learner.gpus_per_worker} leaves no room for "
+            f"generator.gpus_per_worker: {config.generator.gpus_per_worker}; set both below 1, as 0.5 and 0.5"
+        )
+    return found
+
+
+def _in_flight(config: Config) -> str:
+    """What fills the engines, and what `staleness` lets out."""
+    generator, k = config.generator, config.staleness
+    filled = generator.places_per_worker(generator.workers) * generator.workers
+    out = (k + 1) * config.rollouts_per_step
+    if not k:
+        return f"staleness 0: the {out:,} rollouts of a step are issued at its start"
+    text = f"{filled:,} rollouts fill the engines (generator.in_flight); staleness {k} lets {out:,} out"
+    beside = k * config.rollouts_per_step
+    if beside < filled:
+        text += f", {beside:,} of them while a step is trained: the engines are not full then"
+    return text
+
+
+def _values(
+    config: Config, rates: Rates, now: StepForecast, found: list[StepForecast], memory: CardMemory | None
+) -> dict[str, Any]:
+    generator = config.generator
     return {
+        "in_flight": {
+            "fills_engines": generator.places_per_worker(generator.workers) * generator.workers,
+            "out_at_most": (config.staleness + 1) * config.rollouts_per_step,
+        },
+        "memory": None
+        if memory is None
+        else {
+            "learner_bytes": memory.learner,
+            "engines": memory.engines,
+            "weights_bytes": memory.weights,
+            "cache_bytes": memory.cache,
+            "left_bytes": memory.left,
+            "fits": memory.fits,
+            "kv_cache_gb": memory.cache_gib,
+            "sequences_that_fit": memory.sequences_that_fit,
+        },
         "rates": {
             name: getattr(rates, name)
             for name in ("generate", "update", "sync_seconds", "length", "kept_length", "drain")

@@ -82,8 +82,9 @@ class GeneratorPool(PoolMembers):
         if self.config.staleness:  # places come free one by one
             length = sum(count * length for count, length in pieces) / max(1, sum(count for count, _ in pieces))
             loads = {name: member.sampling * length for name, member in takers.items()}
-            whole = config.places_per_worker(len(takers)) / 2
-            spread = config.spread and max((count for count, _ in pieces), default=0) > whole
+            # A few groups at a time would each be divided among all workers: only where one does not fit.
+            fits = max((count for count, _ in pieces), default=0) <= config.places_per_worker(len(takers)) / 2
+            spread = config.spread and not (fits and len(pieces) < len(takers))
         else:
             loads = {name: sum(member.load.values()) for name, member in takers.items()}
             spread = config.spread

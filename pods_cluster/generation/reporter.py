@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from pods_cluster.generation.messages import GeneratorError
 from pods_cluster.types import FinishReason, GroupId, GroupShard, Rollout
 
 FLUSH_SECONDS = 0.02
+HOLD_SECONDS = 0.5
+"""Longest time for which a rollout waits for the others of its group that are made here."""
 REPORTS_IN_FLIGHT = 64
 
 
@@ -46,8 +49,9 @@ def _number(value: float | None) -> float:
 class Reporter:
     """Gathers scored rollouts and hands shards to `send` from a thread of its own.
 
-    What arrives within `FLUSH_SECONDS` travels together; at most one message is sent in that time. An exception of
-    `send` goes to `failed`, once, and ends the reporting.
+    What arrives within `FLUSH_SECONDS` travels together; at most one message is sent in that time. Rollouts of a group of
+    which more come wait for them, at most `HOLD_SECONDS`: nobody selects from half a group. An exception of `send` goes to
+    `failed`, once, and ends the reporting.
     """
 
     def __init__(
@@ -57,17 +61,22 @@ class Reporter:
         self._send = send
         self._failed = failed
         self._pending: dict[GroupId, tuple[int, list[Rollout]]] = {}
+        self._due: dict[GroupId, float] = {}
+        self._next = 0.0  # earliest time of the next message
         self._changed = threading.Condition()
         self._closed = False
         self.reported = 0
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
         self._thread.start()
 
-    def add(self, rollout: Rollout, size: int) -> None:
-        """A scored rollout of a group of `size`, in this worker's store."""
+    def add(self, rollout: Rollout, size: int, more: bool = False) -> None:
+        """A scored rollout of a group of `size`, in this worker's store; `more` of the group come."""
+        due = time.monotonic() + (HOLD_SECONDS if more else FLUSH_SECONDS)
         with self._changed:
             self._pending.setdefault(rollout.group, (size, []))[1].append(rollout)
-            self._changed.notify()
+            if due < self._due.get(rollout.group, math.inf):
+                self._due[rollout.group] = due
+                self._changed.notify()
 
     def close(self) -> None:
         """Send what is left and end."""
@@ -77,21 +86,28 @@ class Reporter:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closed)
-                if not self._pending:
-                    return
-            time.sleep(FLUSH_SECONDS)
-            with self._changed:
-                taken, self._pending = self._pending, {}
-            shards = [build_shard(self._worker, size, rollouts) for size, rollouts in taken.values()]
+        while taken := self._take():
+            shards = [build_shard(self._worker, size, rollouts) for size, rollouts in taken]
             try:
                 self._send(shards)
             except BaseException as error:
                 self._failed(error)
                 return
             self.reported += sum(len(shard) for shard in shards)
+
+    def _take(self) -> list[tuple[int, list[Rollout]]]:
+        """Wait for groups that are due; none after the end."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                first = max(self._next, min(self._due.values(), default=math.inf))
+                if first <= now or self._closed:
+                    due = [group for group, when in self._due.items() if when <= now or self._closed]
+                    for group in due:
+                        del self._due[group]
+                    self._next = now + FLUSH_SECONDS
+                    return [self._pending.pop(group) for group in due]
+                self._changed.wait(None if first == math.inf else first - now)
 
 
 class SelectorLink:

@@ -109,6 +109,12 @@ class RolloutStore:
             self._changed.notify_all()
             return size if wanted else None
 
+    def expects(self, group: GroupId) -> bool:
+        """Whether rollouts of the group are still pending here."""
+        with self._changed:
+            entry = self._groups.get(group)
+            return entry is not None and bool(entry.pending)
+
     def take(self, group: GroupId, indices: Sequence[int]) -> tuple[list[Rollout], list[int]]:
         """The stored rollouts among these, which are forgotten here, and the indices that are not stored."""
         with self._changed:

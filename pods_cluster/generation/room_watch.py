@@ -12,6 +12,10 @@ PAUSE_SECONDS = 0.25
 """Pause after answers that brought nothing: a worker that failed answers at once until the pool's check finds it."""
 
 
+TOGETHER_SECONDS = 0.01
+"""Answers that come within it after the first count together."""
+
+
 class RoomWatch:
     """The calls to workers that are out. One that has not answered is asked no second time."""
 
@@ -31,7 +35,9 @@ class RoomWatch:
                 call = answer_or_none(handle.wait_for_room.remote(places, timeout), timeout + ANSWER_SECONDS)
                 self._calls[name] = asyncio.ensure_future(call)
         if self._calls:
-            await asyncio.wait(self._calls.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            _, waiting = await asyncio.wait(self._calls.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if waiting:  # those who have room too are not to get less for an answer some milliseconds later
+                await asyncio.wait(waiting, timeout=TOGETHER_SECONDS)
         answered = {name: self._calls.pop(name).result() for name in [n for n, c in self._calls.items() if c.done()]}
         found = {name: count for name, count in answered.items() if count is not None}
         if not found and (answered or not workers):

@@ -302,7 +302,9 @@ class GeneratorWorker:
             return
         size = self._store.finish(rollout)
         if size is not None:
-            self._reporter.add(rollout, size)
+            # What settles a group has to be known at once where its other rollouts are ended for it.
+            more = self.config.selector.settle != "abort" and self._store.expects(rollout.group)
+            self._reporter.add(rollout, size, more)
 
 
 def _submit(engine: Engine, evaluation: Evaluation) -> int:

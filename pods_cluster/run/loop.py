@@ -190,7 +190,8 @@ class Run:
         clock, tally = StageClock(), Tally()
         with clock("scale"):
             await self.scaler.at_boundary(self.version)
-        in_flight = len(self.ledger.in_flight)
+        left = len(self.ledger.in_flight)
+        in_flight = min(left, self.updates.left_in_flight) if self.assembler.continuous.on else left
         with clock("generate"):
             await self.assembler.fill(self.version)
         with clock("scale"):

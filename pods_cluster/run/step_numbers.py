@@ -190,6 +190,7 @@ def measure(
         best_generator_rate=stats.saturated,
         occupied_seconds=stats.occupied_seconds_mean,
         groups_in_flight=in_flight,
+        learner_peak_bytes=result.memory.gpu_peak if result is not None else 0.0,
     )
 
 

@@ -23,7 +23,7 @@ class WeightUpdates:
     """Updates the learner's weights, and keeps all generators on them.
 
     `version` is the learner's weight version: the number of updates applied. `trained_tokens` are all that it has
-    trained on, of prompts and of completions.
+    trained on, of prompts and of completions. `left_in_flight` groups were left when the last step had been trained.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class WeightUpdates:
         notice: Callable[[str, str], None],
     ) -> None:
         self.version = 0
+        self.left_in_flight = 0
         self.trained_tokens = 0
         self._pool, self._learners, self._publisher = pool, learners, publisher
         self._assembler, self._notice = assembler, notice
@@ -56,6 +57,7 @@ class WeightUpdates:
             self._notice("groups_lost", lost_groups_text(result))
         if text := partial_groups_text(result):
             self._notice("rollouts_lost", text)
+        self.left_in_flight = len(self._assembler.ledger.in_flight)
         await self._pool.drop([selection.group for selection in selections])
         metrics = {name: float(value) for name, value in result.metrics.items()}
         metrics |= {

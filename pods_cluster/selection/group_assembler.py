@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32
 
+from pods_cluster.selection.decision_packing import make_locators
 from pods_cluster.selection.group_stats import GroupStats, Mask, group_stats
 from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.select import Outcome, select
-from pods_cluster.types import Fate, GroupId, GroupShard, Locator, Selection
+from pods_cluster.types import Fate, GroupId, GroupShard, Selection
 
 _PENDING = -1
 _LOST = -2
@@ -217,10 +219,13 @@ class GroupAssembler:
 
     def _selection(self, outcome: Outcome) -> Selection:
         kept = outcome.kept
-        workers = [self.workers[holder] for holder in self.holder[kept].tolist()]
+        if len(self.workers) == 1:
+            workers: Iterable[str] = repeat(self.workers[0])
+        else:
+            workers = [self.workers[holder] for holder in self.holder[kept].tolist()]
         return Selection(
             group=self.group,
-            locators=list(map(Locator._make, zip(workers, repeat(self.group), kept.tolist(), strict=False))),
+            locators=make_locators(workers, self.group, kept.tolist()),
             rewards=self.rewards[kept],
             lengths=self.lengths[kept],
             prompt_tokens=self.prompt_tokens,

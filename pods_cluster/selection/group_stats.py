@@ -170,9 +170,12 @@ def _add_lengths(
     n_truncated = int(np.count_nonzero(truncated))
     stats.truncated_share = n_truncated / len(lengths)
     stats.n_terminated = len(lengths) - n_truncated
-    if stats.n_terminated:
-        ended = lengths if not n_truncated else lengths[~truncated]
-        _, stats.terminated_length_mean, stats.terminated_length_min, stats.terminated_length_max = _lengths(ended)
+    if not n_truncated:
+        stats.terminated_length_mean = stats.length_mean
+        stats.terminated_length_min, stats.terminated_length_max = stats.length_min, stats.length_max
+    elif stats.n_terminated:
+        ended = _lengths(lengths[~truncated])
+        _, stats.terminated_length_mean, stats.terminated_length_min, stats.terminated_length_max = ended
 
 
 def _add_kept(stats: GroupStats, group: GroupArrays, outcome: Outcome) -> None:

@@ -23,6 +23,7 @@ METRIC_NAMES = {
     "best_generator_rate": "generator/saturated_tokens_per_second",
     "occupied_seconds": "generator/occupied_seconds",
     "groups_in_flight": "groups/in_flight",
+    "learner_peak_bytes": "memory/learner/gpu_peak",
 }
 """Recorded metric of each field of a `StepMeasurement`. Only `from_record` reads it: a live run measures directly."""
 
@@ -36,7 +37,7 @@ class StepMeasurement:
     over the workers (None: not measured). Tokens are completion tokens; `sampled_tokens` include `aborted_tokens`.
     `generator_rate` is the pool's tokens a second since the last step, `best_generator_rate` the sum of the best rates
     that its workers have kept up (0 while none has worked for a second). `groups_in_flight` hold a slot of the ledger
-    when the step is over (None: not measured).
+    when the step is over (None: not measured). `learner_peak_bytes` is the most memory of its card that a rank has had.
     """
 
     seconds: float = 0.0
@@ -55,6 +56,7 @@ class StepMeasurement:
     best_generator_rate: float = 0.0
     occupied_seconds: float | None = None
     groups_in_flight: int | None = None
+    learner_peak_bytes: float = 0.0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StepMeasurement:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from pods_cluster.generation import reporter as reporter_module
 from pods_cluster.generation import rollout_store as store_module
 from pods_cluster.generation.engine_thread import LONG_WINDOWS, RateMeter
 from pods_cluster.generation.messages import GeneratorError, GroupRequest
@@ -118,6 +120,34 @@ def test_a_shard_holds_the_numbers() -> None:
     np.testing.assert_array_equal(shard.truncated, [False, False])
     np.testing.assert_array_equal(shard.first_versions, [1, 1])
     np.testing.assert_array_equal(shard.last_versions, [2, 2])
+
+
+def test_a_group_is_reported_when_its_rollouts_are_here_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "HOLD_SECONDS", 60.0)
+    messages: queue.SimpleQueue[list[GroupShard]] = queue.SimpleQueue()
+    reporter = Reporter("w", messages.put, lambda error: None)
+    store = RolloutStore()
+    store.expect([expected(0, 1, 2)])
+    other = GroupId(0, 4)
+    for index in (0, 2):
+        store.finish(rollout(index))
+        assert store.expects(GROUP)
+        reporter.add(rollout(index), 4, more=True)
+    reporter.add(rollout(0, group=other), 1)
+    assert [shard.group for shard in messages.get(timeout=30)] == [other]
+    store.finish(rollout(1))
+    assert not store.expects(GROUP)
+    reporter.add(rollout(1), 4, more=False)
+    (shard,) = messages.get(timeout=30)
+    assert sorted(shard.indices.tolist()) == [0, 1, 2]
+    reporter.add(rollout(3), 4, more=True)
+    monkeypatch.setattr(reporter_module, "HOLD_SECONDS", 0.0)
+    reporter.add(rollout(1, group=other), 2, more=True)
+    groups = {shard.group for shard in messages.get(timeout=30)}
+    reporter.close()  # what is left is sent
+    while not messages.empty():
+        groups |= {shard.group for shard in messages.get()}
+    assert groups == {GROUP, other}
 
 
 def test_many_rollouts_travel_in_few_messages_and_none_is_lost() -> None:

@@ -290,12 +290,14 @@ def test_what_the_loop_measures_is_what_it_records(tmp_path: Path):
     loop = Loop(loop_config("staleness=1"), tmp_path, lambda group, index: 0.0 if group.row == 1 else float(index % 2))
     stats, after_step = loop.pool.stats, loop.run.balancer.after_step
     measured: list[StepMeasurement] = []
+    left: list[int] = []
 
     async def some_stats() -> PoolStats:
         return replace(await stats(), generated_tokens=90, seconds=0.5, occupied_seconds=0.25)
 
     def remember(step: StepMeasurement, **more: Any) -> dict[str, float]:
         measured.append(step)
+        left.append(more["in_flight"])
         return after_step(step, **more)
 
     loop.pool.stats = some_stats  # type: ignore[method-assign]
@@ -303,6 +305,7 @@ def test_what_the_loop_measures_is_what_it_records(tmp_path: Path):
     loop.main()
     assert measured[0].generated_rollouts > measured[0].trained_rollouts > 0
     assert measured[0].saturated_rate == 180.0
+    assert max(left) <= 4, "groups that were issued since the step before are not among those that were left by it"
     for step, record in zip(measured, loop.folder.read_metrics(), strict=True):
         # what is recorded as saturated is never below the step's own rate
         expected = replace(step, best_generator_rate=step.saturated_rate)

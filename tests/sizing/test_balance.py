@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Qwen2Config
 from typer.testing import CliRunner
 
 from pods_cluster.client.calibrate import calibration_config
@@ -296,9 +297,49 @@ def test_the_command_answers_from_given_rates_and_asks_for_missing_ones(tmp_path
     assert answer["now"]["generate_seconds"] == pytest.approx(3.2)
     assert answer["now"]["balanced_rollouts_per_prompt"] == 8
     assert {(split["generators"], split["learners"]) for split in answer["splits"]} == {(1, 2), (2, 1)}
+    assert answer["in_flight"] == {"fills_engines": 288, "out_at_most": 64}
+    assert answer["memory"] is None
     shown = CliRunner().invoke(app, ["plan", str(path), "staleness=1", "--gpus", "3", *given])
     assert "keeps both pools busy" in shown.output.replace("\n", " ")
+    assert "288 rollouts fill the engines" in shown.output.replace("\n", " ")
     missing = CliRunner().invoke(app, ["plan", str(path), "--length", "100"])
     assert "--generate-rate: left out" in str(missing.exception)
     nothing = CliRunner().invoke(app, ["plan", str(path), "--run", str(tmp_path)])
     assert "no config.yaml" in str(nothing.exception)
+
+
+def test_the_command_plans_the_memory_of_a_shared_card(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    Qwen2Config(
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ).save_pretrained(model)
+    path = tmp_path / "run.yaml"
+    path.write_text(YAML)
+    shared = [f"model.path={model}", "learner.gpus_per_worker=0.5", "generator.gpus_per_worker=0.5", "staleness=1"]
+    given = ["--generate-rate", "1000", "--update-rate", "500", "--sync-seconds", "0.5", "--length", "100"]
+    command = ["plan", str(path), *shared, *given, "--gpus", "1", "--card-gb", "80"]
+    result = CliRunner().invoke(app, [*command, "--learner-gb", "35", "--json"])
+    assert result.exit_code == 0, result.output
+    memory = json.loads(result.stdout)["memory"]
+    # keys and values of 2 layers, 2 heads of 16 numbers, in bfloat16; 256 rollouts of 8 + 8 tokens
+    assert memory["cache_bytes"] == 2 * 2 * 2 * 16 * 2 * 256 * 16
+    assert memory["weights_bytes"] == 2 * (
+        1000 * 64 + 2 * (64 * 64 * 2 + 64 + 2 * (32 * 64 + 32) + 3 * 64 * 128 + 2 * 64) + 64
+    )
+    assert memory["left_bytes"] == 80e9 - 35e9 - memory["cache_bytes"] - memory["weights_bytes"]
+    shown = CliRunner().invoke(app, [*command, "--learner-gb", "35"])
+    assert "the learner's peak 35.0 GB" in shown.output.replace("\n", " ")
+    for options, told in (
+        ([], "--learner-gb: left out"),
+        (["--learner-gb", "0"], "--learner-gb: 0 must be"),
+        (["learner.gpus_per_worker=1", "--learner-gb", "35", "--gpus", "2"], "no card is shared"),
+    ):
+        refused = CliRunner().invoke(app, [*command, *options])
+        assert refused.exit_code != 0
+        assert told in f"{refused.output} {refused.exception}"

@@ -35,7 +35,8 @@ class _Running(NamedTuple):
 
 
 class PacedEngine(WeightReceiving):
-    """`Engine` whose rollouts in flight share `tokens_per_second`, at most `max_sequences` at once.
+    """`Engine` whose rollouts in flight share `tokens_per_second`, at most `max_sequences` at once; one of them makes at
+    most `rollout_tokens_per_second`, so that an engine with few of them is slower, as real ones are.
 
     Lengths (end token included) follow `lengths` between `shortest` and `longest`: `uniform`, or `geometric` with the
     mean in the middle, cut at the request's max_tokens. Tokens are uniform over `tokens` (ids); a share `accuracy` of
@@ -50,6 +51,7 @@ class PacedEngine(WeightReceiving):
         end_id: int,
         max_sequences: int = 256,
         tokens_per_second: float = 10_000.0,
+        rollout_tokens_per_second: float | None = None,
         lengths: Literal["uniform", "geometric"] = "uniform",
         shortest: int = 1,
         longest: int = 128,
@@ -59,6 +61,9 @@ class PacedEngine(WeightReceiving):
         super().__init__()
         if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
             raise EngineError(f"engine_options.tokens_per_second: {tokens_per_second} must be above 0")
+        single = rollout_tokens_per_second
+        if single is not None and not (math.isfinite(single) and single > 0):
+            raise EngineError(f"engine_options.rollout_tokens_per_second: {single} must be above 0")
         if not 1 <= shortest <= longest:
             raise EngineError(
                 f"engine_options.shortest: {shortest} and longest: {longest} must be ordered and at least 1"
@@ -73,6 +78,8 @@ class PacedEngine(WeightReceiving):
             raise EngineError("paced engine: the vocabulary has no token beside the end and reward tokens")
         self._end_id, self._reward_token, self._accuracies = end_id, reward_token, shares
         self._max_sequences, self._rate = max_sequences, tokens_per_second
+        self._least_seconds = 1.0 / single if single is not None else 0.0
+        """Of one token of each rollout in flight."""
         self._lengths, self._shortest, self._longest = lengths, shortest, longest
         self._waiting: deque[RolloutRequest] = deque()
         self._running: dict[str, _Running] = {}
@@ -123,10 +130,11 @@ class PacedEngine(WeightReceiving):
         """Everyone makes tokens until the next one finishes, or for some milliseconds if that is later."""
         rows = len(self._running)
         nearest = min(running.ends for running in self._running.values()) - self._clock
-        count = max(1, min(nearest, int(0.005 * self._rate / rows)))
+        seconds = max(rows / self._rate, self._least_seconds)
+        count = max(1, min(nearest, int(0.005 / seconds)))
         self._clock += count
         self._generated += count * rows
-        self._owed += count * rows / self._rate
+        self._owed += count * seconds
         if self._owed >= MIN_SLEEP:
             before = time.perf_counter()
             time.sleep(self._owed)
