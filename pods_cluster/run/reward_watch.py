@@ -25,6 +25,9 @@ POLL_SECONDS = 5.0
 """Time between two looks during an evaluation."""
 LOOK_SECONDS = 10.0
 """Longest time between two looks that counts as waited; beyond it the run did something else."""
+FIRST_FAILURES = 256
+"""Least rollouts, and no fewer than a step has, that have to fail before a run without any reward so far is ended: a
+reward may have no number for most of them."""
 HOPELESS_FAILURES = 2
 """Least rollouts without a reward, one after another, for an end after `scoring.patience`."""
 
@@ -111,13 +114,13 @@ class RewardWatch:
     def hopeless(self) -> str | None:
         """Say why no step will come of these rewards, if that is so; None while there is hope.
 
-        It is so when as many rollouts as a step has were scored since the first step began and none of this run ever got
-        a valid reward, or when none got one in `scoring.patience` seconds of waiting while rewards failed.
+        It is so when as many rollouts as a step has, and FIRST_FAILURES, were scored since the first step began and none
+        of this run ever got a valid reward, or when none got one in `scoring.patience` seconds of waiting while rewards failed.
         """
         since = self._missing - self._missing_at_valid
-        step, patience = self._config.rollouts_per_step, self._config.scoring.patience
-        if not self._valid and self._at_first_step is not None and self._missing - self._at_first_step >= step:
-            reason = f"none of the first {self._missing:,} rollouts got a reward, and a step has {step:,}"
+        first, patience = max(FIRST_FAILURES, self._config.rollouts_per_step), self._config.scoring.patience
+        if not self._valid and self._at_first_step is not None and self._missing - self._at_first_step >= first:
+            reason = f"none of the first {self._missing:,} rollouts got a reward"
         elif since >= HOPELESS_FAILURES and self._in_vain >= patience:
             reason = f"no rollout got a reward in {duration(self._in_vain)} (scoring.patience: {patience:g})"
         else:

@@ -64,13 +64,15 @@ def keep(parent: int, channel: int, report: int, memory_limit: int | None) -> No
 def _watch(scorer: int, memory_limit: int | None) -> tuple[int | None, int | None]:
     """Wait for the scorer's end or for SIGTERM, and end all that is left. Returns the scorer's status and memory."""
     status = memory = None
-    ticks = 0
+    ticks, next_look = 0, 0.0
     while status is None:
         found = signal.sigtimedwait(_SIGNALS, TICK_SECONDS)
         if found is not None and found.si_signo == signal.SIGTERM:
             break
         status = _reap(scorer)
-        if memory_limit is not None and found is None and status is None:
+        # A reward may start processes all the time, so that no wait for the next one's end is a whole tick.
+        if memory_limit is not None and status is None and (now := time.monotonic()) >= next_look:
+            next_look = now + TICK_SECONDS
             family = [scorer, *(descendants(os.getpid()) if ticks % 10 == 0 else ())]
             ticks += 1
             if sum(map(_own_bytes, set(family))) > memory_limit:

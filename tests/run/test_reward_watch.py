@@ -105,13 +105,13 @@ def test_a_run_in_which_no_rollout_gets_a_reward_ends_after_its_patience() -> No
 
 
 def test_a_run_that_never_had_a_reward_ends_after_the_rollouts_of_a_step() -> None:
-    scene = Scene(timeouts=40)
+    scene = Scene(loop_config(JUDGE, "learner.prompts_per_step=40"), timeouts=40)
     scene.look()  # an evaluation before the first step has no say
     scene.watch.begin_step()
     scene.timeouts += scene.config.rollouts_per_step - 1
     scene.look()
     scene.timeouts += 1
-    with pytest.raises(RewardsFail, match="none of the first 72 rollouts got a reward, and a step has 32"):
+    with pytest.raises(RewardsFail, match="none of the first 360 rollouts got a reward; reward 'judge'"):
         scene.look()
 
 

@@ -35,6 +35,12 @@ def child_eats(completions, **kwargs):
         time.sleep(60)
     return [1.0] * len(completions)
 
+def starts_and_eats(completions, **kwargs):
+    while completions == ["eat"]:
+        kept.append(bytearray(1 << 20))
+        subprocess.run(["true"])
+    return [1.0] * len(completions)
+
 def shares(completions, **kwargs):
     if completions == ["eat"]:
         import mmap
@@ -116,7 +122,7 @@ def gone(pid: float) -> bool:
     return not psutil.pid_exists(int(pid))
 
 
-@pytest.mark.parametrize("name", ["eats", "child_eats", "shares"])
+@pytest.mark.parametrize("name", ["eats", "child_eats", "shares", "starts_and_eats"])
 def test_a_reward_that_eats_memory_is_killed_and_counted(user: Path, name: str):
     with ScorerPool([reward(f"{user}:{name}", timeout=60)], ScoringConfig(memory_limit=0.25)) as pool:
         (failure,) = score(pool, "eat").failures
