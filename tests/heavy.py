@@ -62,6 +62,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("dashboard/test_fuzz.py",),
     ("client/test_imports.py",),
     ("client/test_wrong_inputs.py",),
+    ("client/test_interrupted_step.py",),
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),
 )

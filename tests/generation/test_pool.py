@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -512,6 +515,57 @@ def test_a_hung_engine_does_not_end_the_run_that_submits_to_it(make_config: Make
         assert failure.groups == [GroupId(0, 0), GroupId(0, 1)]
 
     with_pool(config, reports.handle, body)
+
+
+POISON = """
+import os
+from transformers import {base}
+
+
+class Poisoned({base}):
+    def forward(self, input_ids=None, **kwargs):
+        if input_ids is not None and input_ids.shape[1] > 3 and (input_ids[:, 1:4] == input_ids.new_tensor({ids})).all(1).any():
+            {fails}
+        return super().forward(input_ids=input_ids, **kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "text"),
+    [
+        ('raise RuntimeError("illegal memory access")', "the engine failed: RuntimeError: illegal memory access"),
+        ("os._exit(1)", "died: "),
+    ],
+)
+def test_an_engine_that_fails_on_a_prompt_is_reported_with_its_groups_and_no_call_raises(
+    make_config: MakeConfig, reports: Reports, tmp_path: Path, fails: str, text: str
+) -> None:
+    config = make_config()
+    model = shutil.copytree(config.model.path, tmp_path / "model")
+    settings = json.loads((model / "config.json").read_text())
+    ids = list(prompt(1).token_ids[1:4])
+    source = POISON.format(base=settings["architectures"][0], ids=ids, fails=fails)
+    (model / "modeling_poisoned.py").write_text(source)
+    settings |= {"auto_map": {"AutoModelForCausalLM": "modeling_poisoned.Poisoned"}, "architectures": ["Poisoned"]}
+    (model / "config.json").write_text(json.dumps(settings))
+    trusted = config.model.model_copy(update={"path": str(model), "trust_remote_code": True})
+
+    async def body(pool: GeneratorPool) -> None:
+        await pool.submit(portions_of(range(1)))
+        await asyncio.to_thread(reports.wait, [GroupId(0, 0)])
+        await pool.submit(portions_of(range(1, 3)))
+        deadline = time.monotonic() + 60
+        while not (failures := await pool.check()) and time.monotonic() < deadline:
+            await pool.submit(portions_of(range(3, 4)))
+            await pool.drop([GroupId(0, 3)])
+            await asyncio.sleep(0.05)
+        (failure,) = failures
+        assert text in failure.cause
+        assert {GroupId(0, 1), GroupId(0, 2)} <= set(failure.groups)
+        with pytest.raises(GeneratorError, match="no generator worker is left to evaluate on"):
+            await pool.evaluate([prompt(0)], SamplingParams(max_tokens=4), 1)
+
+    with_pool(config.model_copy(update={"model": trusted}), reports.handle, body)
 
 
 def test_a_silent_worker_is_not_waited_for(

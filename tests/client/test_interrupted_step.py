@@ -1,0 +1,81 @@
+"""Ctrl-C in the middle of a step, after some of its groups have ended without signal: the resumed run is bitwise the
+unbroken one. Separate processes, a Ray cluster of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.run import checkpoints
+from pods_cluster.telemetry.run_folder import RunFolder
+from tests.client.command import environment, pods, run
+from tests.tiny_run import Made
+
+REWARDS = """
+import time
+
+def score(prompts, completions, **kwargs):
+    first = prompts[0].strip()[0]
+    if first in "13":
+        return [0.5] * len(completions)  # no signal
+    if first == "2":
+        time.sleep(2)
+    return [sum(map(ord, text)) % 7 / 6 for text in completions]
+"""
+SETTINGS = [
+    "selector.no_signal=drop",
+    "generator.rollouts_per_prompt=8",
+    "learner.prompts_per_step=8",
+    "learner.learning_rate=1e-3",
+    "data.shuffle=false",
+    "run.steps=3",
+    "run.eval.every=0",
+    "run.checkpoint.every=0",
+    "data.eval=null",
+]
+
+
+@pytest.mark.slow  # three commands, each with processes of its own
+def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(made: Made, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{first}{row}+1=", "answer": "1"} for row in range(10) for first in (1, 4, 2, 3, 5, 6, 7, 8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+
+    def command(name: str) -> list[str]:
+        inputs = [f"data.path={tmp_path / 'rows.jsonl'}", f"reward.0.name={tmp_path / 'rewards.py'}:score"]
+        overrides = [item for item in made.overrides(tmp_path) if not item.startswith("data.")]
+        inputs += ["reward.0.range=[0, 1]", f"run.name={name}"]
+        return ["train", "--plain", str(CONFIG), *overrides, *inputs, *SETTINGS]
+
+    whole = run(*command("whole"))
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    with subprocess.Popen(
+        pods(*command("broken")), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+    ) as process:
+        metrics = tmp_path / "broken" / "metrics.jsonl"
+        deadline = time.monotonic() + 240
+        while not (metrics.exists() and metrics.read_text().count("\n")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(1)  # the second step waits for its slow rewards
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=240)
+    saved = checkpoints.latest(tmp_path / "broken" / "checkpoints")
+    assert saved is not None, output
+    state = checkpoints.read_state(saved)
+    assert state.step == 1, output
+    assert [row for _, row in state.stream["returned"]] == list(range(8, 16)), "some had ended, all come again"
+    resumed = run(*command("broken"), "--resume")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "broken")]
+    assert weights[0] == weights[1]
+    fates = [
+        [record.get("groups/no_signal") for record in RunFolder.open(tmp_path / name).read_metrics()]
+        for name in ("whole", "broken")
+    ]
+    assert fates[0] == fates[1] == [2.0, 2.0, 2.0]
