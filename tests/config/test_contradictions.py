@@ -76,6 +76,12 @@ def problem(*overrides: str) -> str:
             "use send: merged",
         ),
         (
+            ["generator.engine=transformers", "generator.engine_options={gpu_memory_utilization: 0.9}"],
+            "generator.engine_options.gpu_memory_utilization",
+            "0.9",
+            "it has device, kv_cache_gb, prefill_tokens",
+        ),
+        (
             ["generator.engine_options={max_num_seqs: 4}"],
             "generator.engine_options.max_num_seqs",
             "4",

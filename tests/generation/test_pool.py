@@ -592,7 +592,10 @@ def test_a_silent_worker_is_not_waited_for(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"engine_options": {"gpu_memory_utilization": 0.9}}, r"engine_options\.gpu_memory_utilization.*kv_cache_gb"),
+        (
+            {"engine_options": {"device": "nowhere"}},
+            r"generator\.engine_options\.device: 'nowhere' cannot be used.*nowhere",
+        ),
         ({"cpus_per_worker": 64.0, "threads": 1}, "not placed.*64 CPU"),
     ],
 )

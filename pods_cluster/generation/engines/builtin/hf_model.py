@@ -32,7 +32,13 @@ def load_model(path: str, *, dtype: str, device: str = "cpu", trust_remote_code:
         raise EngineError(
             f"model.path: {path!r} cannot be loaded as a causal language model: {type(error).__name__}: {error}"
         ) from error
-    return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
+    try:
+        model = model.to(device)
+    except Exception as error:
+        raise EngineError(
+            f"generator.engine_options.device: {device!r} cannot be used here ({error}); set cpu, or leave it out"
+        ) from error
+    return cast(PreTrainedModel, model.eval().requires_grad_(False))
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:

@@ -4,6 +4,8 @@ read them otherwise than meant."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,6 +15,7 @@ from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.kv_cache import ATTENTION, SlotCache
+from pods_cluster.generation.engines.cache_memory import available_bytes
 
 if TYPE_CHECKING:
     from pods_cluster.generation.engines.builtin.hf_model import Forward
@@ -28,13 +31,26 @@ LONGEST_WINDOW = 1024
 def choose_attention(forward: Forward) -> None:
     """Set the fastest attention with which a batch gives the log-probabilities of each row alone.
 
-    Raises EngineError when there is none.
+    They are compared in float32 where the memory allows, as rounding hides small errors. Raises EngineError when there is
+    none.
     """
     model = forward.model
-    rows = _rows(model, forward.vocabulary)
     if _needs_eager(model):
         model.set_attn_implementation("eager")
-    expected = torch.cat([_alone(model, row) for row in rows])
+    rows = _rows(model, forward.vocabulary)
+    with _in_float32(model) as exact:
+        try:
+            expected = torch.cat([_alone(model, row) for row in rows])
+        except RuntimeError:  # code that takes one dtype alone
+            if not exact:
+                raise
+        else:
+            return _choose(forward, rows, expected)
+    return _choose(forward, rows, torch.cat([_alone(model, row) for row in rows]))
+
+
+def _choose(forward: Forward, rows: list[list[int]], expected: Float[Tensor, "tokens vocab"]) -> None:
+    model = forward.model
     choices: list[str | None] = [None]
     if getattr(type(model), "_supports_attention_backend", False):
         choices = ["eager"] if _needs_eager(model) else [ATTENTION, "eager"]
@@ -55,6 +71,24 @@ def choose_attention(forward: Forward) -> None:
         f"model.path: {model.config.model_type} is a model that the transformers engine cannot batch ({problem}); "
         f"use generator.engine: vllm"
     )
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[bool]:
+    """Hold the parameters in float32 meanwhile, if there is memory for it; says whether they were not before."""
+    parameters = list(model.parameters())
+    needed = 4 * sum(parameter.numel() for parameter in parameters)
+    if model.dtype == torch.float32 or model.device.type != "cpu" or needed > available_bytes() // 2:
+        yield False
+        return
+    held = [parameter.data for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.data = parameter.data.float()
+        yield True
+    finally:
+        for parameter, data in zip(parameters, held, strict=True):
+            parameter.data = data
 
 
 def _needs_eager(model: PreTrainedModel) -> bool:

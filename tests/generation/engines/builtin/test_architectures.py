@@ -121,9 +121,21 @@ def test_a_batch_gives_what_each_row_gives_alone(name: str) -> None:
         assert scores == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gpt_oss, sinks and window", "gemma3, windows in turn"])
+def test_the_comparison_leaves_half_precision_as_it_was(name: str) -> None:
+    model = build(*BATCHED[name]).bfloat16()
+    before = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    TransformersEngine(model, [])
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_batched_is_refused_by_name(name: str) -> None:
-    model = build(*REFUSED[name])
+def test_what_cannot_be_batched_is_refused_by_name(name: str, dtype: torch.dtype) -> None:
+    """Also where rounding is as large as what is wrong."""
+    model = build(*REFUSED[name]).to(dtype)
     text = rf"model\.path: {model.config.model_type}.* the transformers engine cannot batch.*generator\.engine: vllm"
     with pytest.raises(EngineError, match=text):
         TransformersEngine(model, [])
