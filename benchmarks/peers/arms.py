@@ -65,6 +65,20 @@ ARMS: dict[str, Arm] = {
         Arm("ours-64-k1", "ours", 64, 16, 1, 150, evaluate=10),
         Arm("trl-64", "trl", 64, 64, 0, 150, evaluate=2, options={"per_device_train_batch_size": 64}),
         Arm("ours-64-k2", "ours", 64, 16, 2, 75, options={"weights.verify": True}),
+        Arm(
+            "ours-64-k2-two-engines",
+            "ours",
+            64,
+            16,
+            2,
+            60,
+            options={
+                "generator.workers": 2,
+                "generator.gpus_per_worker": 0.25,
+                "generator.max_sequences": 512,
+                "generator.engine_options.kv_cache_gb": 6,
+            },
+        ),
         Arm("ours-64-sync", "ours", 64, 16, 0, 60),
         Arm(
             "trl-16-uncorrected",

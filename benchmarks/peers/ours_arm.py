@@ -104,7 +104,7 @@ def _row(record: dict[str, Any], seconds: float, at: float) -> dict[str, Any]:
             for pool in ("generator", "learner")
             if f"{pool}/busy_seconds" in record
         },
-        "staleness": record.get("staleness/mean"),
+        "mean_staleness": record.get("staleness/mean"),
         "rollouts_made": record.get("rollouts/generated"),
         "replaced": record.get("groups/replaced"),
     }

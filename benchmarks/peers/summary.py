@@ -33,7 +33,7 @@ def summarize(steps: Sequence[Row], evals: Sequence[Row], target: float) -> dict
             "idle": _means(warm, "idle"),
             "busy": _means(warm, "busy"),
         }
-        for name in ("mismatch", "staleness", "rollouts_made", "replaced"):
+        for name in ("mismatch", "mean_staleness", "rollouts_made", "replaced"):
             values = [step[name] for step in warm if step.get(name) is not None]
             if values:
                 found[name] = mean(values)
