@@ -208,6 +208,16 @@ def test_the_page_and_its_files_are_there(client: TestClient) -> None:
     assert "immutable" in client.get("/static/plotly-basic.min.js").headers["cache-control"]
 
 
+@pytest.mark.parametrize("name", ["base.css", "parts.css"])
+def test_every_block_of_the_style_sheets_ends(client: TestClient, name: str) -> None:
+    depth = 0
+    for line in client.get(f"/static/{name}").text.splitlines():
+        assert depth == 0 or line.startswith((" ", "}")), f"{line}: lies inside the block before it"
+        depth += line.count("{") - line.count("}")
+        assert depth >= 0, line
+    assert depth == 0
+
+
 def test_health(client: TestClient) -> None:
     assert client.get("/healthz").json()["status"] == "ok"
 

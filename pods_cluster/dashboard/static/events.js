@@ -1,7 +1,8 @@
 // Events and errors, and the run's configuration and summary.
 
 import { get, runPath } from "./api.js";
-import { clock, duration, h, replace } from "./dom.js";
+import { clock, duration, h, number, replace } from "./dom.js";
+import { guide } from "./health.js";
 
 const PAGE = 100;
 
@@ -40,10 +41,12 @@ export class Events {
 }
 
 function line(event) {
-  const fields = Object.entries(event.fields ?? {});
+  // what the sentence says already is not said again
+  const fields = Object.entries(event.fields ?? {}).filter(([name, value]) => name !== "link" && !(typeof value === "string" && event.text.includes(value)));
+  const rule = event.kind === "health" ? event.fields?.rule : null;
   return h("div", { class: `event ${event.level}` }, h("time", {}, clock(event.time), h("span", { class: "faint" }, duration(event.elapsed))),
     h("span", { class: "faint" }, event.step === null ? "" : `step ${event.step}`), h("span", { class: "kind" }, event.kind),
-    h("span", { class: "text" }, event.text, fields.length > 0 && h("span", { class: "faint mono" }, ` ${fields.map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(" ")}`)));
+    h("span", { class: "text" }, event.text, rule && [" ", guide(`/docs/troubleshooting#${encodeURIComponent(rule)}`)], fields.length > 0 && h("span", { class: "faint mono" }, ` ${fields.map(([name, value]) => `${name}=${typeof value === "number" ? number(value, 4) : JSON.stringify(value)}`).join(" ")}`)));
 }
 
 export class Config {
