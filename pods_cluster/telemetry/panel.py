@@ -60,7 +60,7 @@ def _health(state: ProgressState) -> Text | None:
     health = state.health
     if not health.window.records:
         return None
-    text = Text(health.line, style=HEALTH_COLORS[health.level])
+    text = Text.assemble((health.line, HEALTH_COLORS[health.level]))
     if health.level != "info" and health.pace:
         text.append(f"\n{health.pace}", style="dim")
     return text

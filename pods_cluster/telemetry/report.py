@@ -50,7 +50,7 @@ def _health(summary: Summary) -> list[RenderableType]:
     wrong = [found for found in summary.health if found["level"] != "info"]
     for found in sorted(wrong, key=lambda found: found["level"] != "error"):
         share = f"{percent(shares[found['rule']])} of the steps, " if found["rule"] in shares else ""
-        line = Text(f"{found['text']}; {found['advice']}", style=HEALTH_COLORS[found["level"]])
+        line = Text.assemble((f"{found['text']}; {found['advice']}", HEALTH_COLORS[found["level"]]))
         lines.append(line.append(f" ({share}{found['link']})", style="dim"))
     now = {found["rule"] for found in summary.health}
     earlier = [f"{rule} in {percent(share)} of the steps" for rule, share in shares.items() if rule not in now]
