@@ -3,7 +3,7 @@
     python -m benchmarks.figures [NAME …]
 
 `FIGURES` says which figure is drawn from which result. `docs/images/dashboard.png` is a picture of the page and
-`docs/images/quickstart.png` the figure that `pods quickstart` writes into its run's folder: neither is drawn here.
+`docs/images/quickstart.png` is drawn by `pods figure` from the two runs of `pods quickstart`: neither is drawn here.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ ABOUT = """A transformer of about 1 million parameters has learned two-digit add
 those below. Now it is trained by reinforcement learning: generators sample [bold]n[/] answers to each sum, the selector
 keeps the [bold]m[/] of greatest reward variance (PODS), a DeepSpeed learner updates on those alone and sends its new
 weights back. Accuracy is on sums that neither the warm start nor the training has seen."""
-ABOUT_BASELINE = """The same again as plain GRPO: as many updates, each on [bold]m[/] rollouts of every sum, but only those
-[bold]m[/] are made and none is left out. (--no-baseline skips this.)"""
+ABOUT_BASELINE = """The same again as plain GRPO: as many updates, but only [bold]m[/] answers to each sum are made, and nothing is
+selected among them. (--no-baseline skips this.)"""
 
 
 def quickstart(
@@ -130,7 +130,7 @@ def _compare(config: Config, console: Console) -> None:
     _, pods = read_run(str(folder.path))
     _, grpo = read_run(f"{folder.path}{BASELINE}")
     n, m, rule = config.generator.rollouts_per_prompt, config.selector.keep, config.selector.rule
-    labels = (f"{'PODS' if rule == 'max_variance' else rule} ({m} of {n})", f"plain GRPO ({m} of {m})")
+    labels = (f"{'PODS' if rule == 'max_variance' else rule} ({m} of {n})", f"GRPO ({m} of {m})")
     try:
         panels = [(ACCURACY, [curve(label, [run], ACCURACY, axis) for label, run in zip(labels, (pods, grpo), strict=True)])
                   for axis in AXES]  # fmt: skip

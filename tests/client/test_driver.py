@@ -13,9 +13,11 @@ import pytest
 
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
+from pods_cluster.client.run_state import read_run_state
 from pods_cluster.config import Config, load_config
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.live_file import LIVE_FILE
+from pods_cluster.telemetry.run_folder import RunFolder
 from tests.tiny_run import Made
 
 
@@ -82,6 +84,7 @@ def test_a_controller_that_stops_answering_ends_the_command(
         thread.join()
     assert stopped
     assert ended(stopped[0], 60), "the stopped process is left behind"
+    assert read_run_state(RunFolder.open(tmp_path / "hung"), "hung").status == "killed"
 
 
 def test_a_run_that_cannot_be_opened_in_time_is_given_up(

@@ -60,7 +60,7 @@ def test_both_arms_are_run_compared_and_gone_on_with(cluster: None, prepared: No
         assert [record["rollouts/trained"] for record in steps] == [4 * 4] * 2
     assert (arms[0].figures / "comparison.png").stat().st_size > 10_000
     assert "After 2 updates PODS (4 of 16) has" in text
-    assert "of 32 held-out rows right and plain GRPO (4 of 4)" in text
+    assert "of 32 held-out rows right and GRPO (4 of 4)" in text
 
     (arms[0].figures / "comparison.png").unlink()
     written = arms[1].metrics.read_bytes()
