@@ -39,8 +39,8 @@ ABOUT = """A transformer of about 1 million parameters has learned two-digit add
 those below. Now it is trained by reinforcement learning: generators sample [bold]n[/] answers to each sum, the selector
 keeps the [bold]m[/] of greatest reward variance (PODS), a DeepSpeed learner updates on those alone and sends its new
 weights back. Accuracy is on sums that neither the warm start nor the training has seen."""
-ABOUT_BASELINE = """The same again as plain GRPO: as many updates, but only [bold]m[/] answers to each sum are made, and nothing is
-selected among them. (--no-baseline skips this.)"""
+ABOUT_BASELINE = """The same again as plain GRPO: as many updates, but only [bold]m[/] answers to each sum are made, and nothing
+is selected among them. (--no-baseline skips this.)"""
 
 
 def quickstart(
