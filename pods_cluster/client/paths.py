@@ -12,7 +12,7 @@ JOB_FILES = "working_dir_files"
 
 
 def absolute(config: Config) -> Config:
-    """The same configuration with every path that exists here, and `run.dir`, made absolute."""
+    """The configuration with every path that exists here, and `run.dir`, made absolute."""
     tree: dict[str, Any] = config.model_dump(mode="json")
     for section, field in (
         (tree["model"], "path"),

@@ -1,4 +1,4 @@
-"""What `pods train` refuses before Ray is started: seconds earlier than the run itself would. Imports no ray."""
+"""Refusals of `pods train` before Ray is started: seconds earlier than the run itself would. Imports no ray."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 def problems_of(check: Callable[[], object]) -> list[str]:
-    """What a check that raises ValueError has to say; empty where it passes."""
+    """The problems that a check tells by raising ValueError; empty where it passes."""
     try:
         check()
     except Problems as error:

@@ -1,4 +1,4 @@
-"""What the settings of TRL, verl and OpenRLHF are called here, for the errors that their names give."""
+"""Names that settings of TRL, verl and OpenRLHF have here, for the errors that their names give."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Field:
     values: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, value: Any) -> str:
-        """What to set instead of `value`."""
+        """The advice: what to set instead of `value`."""
         if self.note:
             return f"here it is {self.path}: {self.note}"
         meant = self.values.get(str(value).lower(), None if self.values else value)

@@ -142,7 +142,7 @@ def events(
     limit: Limit = 50,
     level: Annotated[list[Literal["info", "warning", "error"]] | None, Query(max_length=3)] = None,
 ) -> schemas.EventPage:
-    """What happened, newest first."""
+    """The run's events, newest first."""
     view = view_of(request, run)
     with view.lock:
         entries, more = view.events.page(before, limit, lambda entry: not level or entry.level in level)

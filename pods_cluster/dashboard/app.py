@@ -177,7 +177,7 @@ def login(request: Request, body: schemas.Login) -> Response:
 
 @controls_router.get("/session")
 def session(request: Request) -> schemas.Session:
-    """What this client may do."""
+    """The rights of this client."""
     headers = {name.lower(): value for name, value in request.headers.items()}
     cookie = session_cookie(headers.get("cookie", ""))
     _, _, bearer = headers.get("authorization", "").partition(" ")
@@ -191,7 +191,7 @@ def session(request: Request) -> schemas.Session:
 
 @controls_router.get("/runs/{run}/live", responses=api.NO_RUN)
 async def live_status(request: Request, run: api.RunId) -> LiveStatus:
-    """What a live run says about itself and its workers."""
+    """The live status of a run and its workers, as the run writes it."""
     view = await run_in_threadpool(api.view_of, request, run)
     return await _reach(request, lambda controls: controls.status(view.folder.name))
 

@@ -229,7 +229,7 @@ def _reduce(values: np.ndarray, edges: np.ndarray, bucket: int) -> Curve:
 
 
 def plain(values: np.ndarray, digits: int = 6) -> list[float | None]:
-    """For JSON: six significant digits, NaN as null."""
+    """A number as JSON takes it: six significant digits, NaN as null."""
     with np.errstate(divide="ignore", invalid="ignore"):
         places = digits - 1 - np.floor(np.log10(np.abs(values)))
     places = np.where(np.isfinite(places), places, 0.0)

@@ -1,4 +1,4 @@
-"""How often one address may ask."""
+"""A limit on how often one address may ask."""
 
 from __future__ import annotations
 

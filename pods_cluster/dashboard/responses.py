@@ -1,4 +1,4 @@
-"""What views hold, as the API answers it."""
+"""Answers of the API, made from views of runs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SECRET = re.compile(r"token$|secret|password|passwd|credential|api_?key|authori
 
 
 class Change(NamedTuple):
-    """What a run wrote since the last look."""
+    """The lines that a run wrote since the last look."""
 
     rows: list[dict[str, float | int]]
     events: list[dict[str, Any]]

@@ -93,7 +93,7 @@ class RewardFailure(BaseModel):
 
 
 class Live(BaseModel):
-    """What changes from step to step; the stream tells it too."""
+    """Values that change from step to step; the stream tells them too."""
 
     status: Status
     status_text: str
@@ -279,7 +279,7 @@ class Login(BaseModel):
 
 
 class Session(BaseModel):
-    """What this client may do."""
+    """The rights of this client."""
 
     local: bool = Field(description="On this machine: reading is open.")
     signed_in: bool = Field(description="Has given the token: changes are open.")

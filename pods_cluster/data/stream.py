@@ -107,7 +107,7 @@ class PromptStream:
 
     @property
     def returned(self) -> int:
-        """How many prompts were given back and wait to be served again."""
+        """The number of prompts that were given back and wait to be served again."""
         return len(self._returned)
 
     def next(self, count: int) -> list[Prompt]:

@@ -37,7 +37,7 @@ class ExpectedLengths:
 def assign(
     pieces: Sequence[tuple[int, float]], loads: Mapping[str, float], *, spread: bool = False
 ) -> list[dict[str, tuple[int, ...]]]:
-    """For each piece (rollouts, expected tokens of one) its places 0 … rollouts - 1 by worker.
+    """The places of each piece (rollouts, expected tokens of one): 0 … rollouts - 1 by worker.
 
     `loads` are the workers' outstanding tokens. Each piece goes whole to the least loaded worker, which with the
     longest pieces first leaves the last worker at most a third later than the best schedule (Graham 1969). With

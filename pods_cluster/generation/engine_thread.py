@@ -99,7 +99,7 @@ class EngineThread:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long a busy engine has neither finished a rollout nor taken new weights."""
+        """Seconds for which a busy engine has neither finished a rollout nor taken new weights."""
         busy = self.engine is None or self.engine.in_flight > 0
         return time.monotonic() - self._progress if busy and not self._ended else 0.0
 

@@ -64,7 +64,7 @@ class WorkerInfo:
 
 
 class WorkerPhase(StrEnum):
-    """Where a generator worker is between its creation and its end, in the words that people read."""
+    """The phases of a generator worker from its creation to its end, in the words that people read."""
 
     WAITING = "waiting for room"
     STARTING = "starting"

@@ -294,7 +294,7 @@ class GeneratorPool(PoolMembers):
         return answered
 
     async def _lost(self, names: set[str]) -> set[str]:
-        """Those of these workers that are gone, failed or hang; they are marked."""
+        """The workers among these that are gone, failed or hang; they are marked."""
         stats = await self._all_stats()
         for name, member in self._members.items():
             if name in names and member.failure is None:

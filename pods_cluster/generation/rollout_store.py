@@ -41,13 +41,13 @@ class RolloutStore:
 
     @property
     def occupied_seconds(self) -> float:
-        """How long, in all, at least one rollout was pending."""
+        """Seconds, in all, in which at least one rollout was pending."""
         with self._changed:
             return self._occupied + (time.monotonic() - self._since if self._pending else 0.0)
 
     @property
     def only_scoring_seconds(self) -> float:
-        """How long, in all, rollouts were pending and every one of them was at the scorers, none in the engine."""
+        """Seconds, in all, in which rollouts were pending and every one of them was at the scorers, none in the engine."""
         with self._changed:
             now_too = 0 < self._scoring == self._pending
             return self._only_scoring + (time.monotonic() - self._since if now_too else 0.0)

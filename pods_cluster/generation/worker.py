@@ -76,7 +76,7 @@ class GeneratorWorker:
             self._postprocessor.close()
 
     def _start(self) -> Engine:
-        """In the engine's thread: scorers start meanwhile, their processes take a while to import."""
+        """Start the engine, in its thread: scorers start meanwhile, their processes take a while to import."""
         # Imported here and not by the constructor: that takes seconds, and the constructor's end tells that Ray has
         # placed the worker.
         import torch
@@ -133,7 +133,7 @@ class GeneratorWorker:
         return pack(found, absent)
 
     def keep(self, selections: Iterable[tuple[GroupId, Iterable[int]]]) -> None:
-        """Of these groups only these rollouts are still wanted: others are forgotten, unfinished ones aborted."""
+        """Keep only these rollouts of these groups: others are forgotten, unfinished ones aborted."""
         self._abort([key for group, indices in selections for key in self._store.keep(GroupId(*group), indices)])
 
     def drop(self, groups: Iterable[GroupId]) -> None:
@@ -278,7 +278,7 @@ class GeneratorWorker:
             self._engine.post("abort", lambda engine: engine.abort(keys))
 
     def _take_finished(self, rollouts: list[Rollout]) -> None:
-        """In the engine's thread. Rollouts that nobody wants any more end here."""
+        """Take what the engine finished, in its thread. Rollouts that nobody wants any more end here."""
         postprocessor = self._postprocessor
         assert postprocessor is not None
         wanted: list[tuple[Rollout, Prompt]] = []

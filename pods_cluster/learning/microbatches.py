@@ -123,7 +123,7 @@ def fill_microbatches(sequences: Sequence[PlannedSequence], budget: int, *, pack
 
 
 def _packs(sequences: Sequence[PlannedSequence], budget: int) -> list[list[PlannedSequence]]:
-    """As few packs as filling one after the other gives, of near-equal size where that takes no more of them."""
+    """Packs, as few as filling one after the other gives, of near-equal size where that takes no more of them."""
     full = _fill(sequences, budget, 1)
     even = _fill(sequences, budget, len(full))
     return even if len(even) <= len(full) else full

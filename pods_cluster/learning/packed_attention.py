@@ -196,8 +196,8 @@ def _flash_backward(
 
 
 def _by_sequence(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
-    """The same output from one `scaled_dot_product_attention` a segment; completions with their prompt's keys before
-    their own."""
+    """The output of packed attention from one `scaled_dot_product_attention` a segment. Completions have their prompt's
+    keys before their own."""
     parts: list[Tensor] = []
     prompt_of = _prompt_of_segments(layout)
     begin = 0
@@ -225,7 +225,7 @@ def _by_sequence(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, scale
 
 
 def _prompt_of_segments(layout: AttentionLayout) -> list[slice | None]:
-    """For each segment the tokens of the shared prompt that it attends to beside itself."""
+    """The tokens, for each segment, of the shared prompt that it attends to beside itself."""
     found: list[slice | None] = [None] * len(layout.prompts)
     ends = [0, *accumulate(layout.prompts)]
     prompts = [slice(start, stop) for start, stop in pairwise(ends)]

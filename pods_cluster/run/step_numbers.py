@@ -46,7 +46,7 @@ class StageClock:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened to the groups that a step saw; `values` are the step's metrics by their registered names."""
+    """The fates of the groups that a step saw; `values` are the step's metrics by their registered names."""
 
     trained: list[GroupStats] = field(default_factory=list)
     others: list[GroupStats] = field(default_factory=list)
@@ -195,7 +195,7 @@ def measure(
 
 
 def _censored(groups: Sequence[GroupStats]) -> dict[str, float]:
-    """What was saved by stopping groups early, and how far they bias the means of the step."""
+    """The tokens saved by stopping groups early, and how far they bias the means of the step."""
     settled = [group for group in groups if group.settled]
     return {
         "groups/settled": len(settled),

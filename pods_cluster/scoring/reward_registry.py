@@ -1,4 +1,4 @@
-"""From a reward's name to something that can be called: a built-in, `module:function` or `file.py:function`."""
+"""Rewards by name, as something that can be called: a built-in, `module:function` or `file.py:function`."""
 
 from __future__ import annotations
 

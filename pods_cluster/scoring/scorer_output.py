@@ -1,4 +1,4 @@
-"""What rewards print: read from the scorers' output, told apart by reward, and kept within bounds until it is fetched."""
+"""The output of rewards: read from the scorers' output, told apart by reward, and kept within bounds until it is fetched."""
 
 from __future__ import annotations
 

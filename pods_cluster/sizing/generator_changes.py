@@ -51,7 +51,7 @@ class GeneratorChanges:
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """What runs now."""
+        """The tasks that run now."""
         return [*self._starts, *self._drains.values()]
 
     def start(self, count: int, placement: float) -> None:

@@ -43,7 +43,7 @@ class LearnerChanges:
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """What runs now."""
+        """The tasks that run now."""
         return [] if self._reservation is None else [self._reservation]
 
     def reserve(self, ranks: int, timeout: float) -> None:

@@ -30,7 +30,7 @@ METRIC_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasurement:
-    """What one step took and made.
+    """The times of one step and what it made.
 
     `seconds` is the wall time of the step without evaluation and checkpoint; `generate_seconds` runs from its first
     request to its last finished rollout. `occupied_seconds` is how long the engines or scorers had something to do, mean

@@ -37,7 +37,7 @@ class CurveError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunSeries:
-    """What is read of one run: its records, one a step, and its resolved configuration as a tree."""
+    """The series of one run: its records, one a step, and its resolved configuration as a tree."""
 
     name: str
     records: list[Record]

@@ -18,7 +18,7 @@ READ_BYTES = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What the rules say of a run's newest steps, which pool sets the pace, and both in one line."""
+    """The findings of the rules in a run's newest steps, which pool sets the pace, and both in one line."""
 
     line: str
     level: Level
@@ -26,7 +26,7 @@ class HealthReport:
     findings: list[Finding] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; each finding with the link to its paragraph."""
+        """The report as JSON takes it; each finding with the link to its paragraph."""
         found = [asdict(finding) | {"link": finding.link} for finding in self.findings]
         return {"line": self.line, "level": self.level, "pace": self.pace, "findings": found}
 

@@ -21,7 +21,7 @@ GUIDE = "docs/troubleshooting.md"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found: `text` says it with its numbers, `advice` what to change."""
+    """A finding of a rule: `text` says it with its numbers, `advice` what to change."""
 
     rule: str
     level: Level

@@ -92,7 +92,7 @@ class LineTail:
 
 
 def clean(value: Any) -> Any:
-    """The same as what JSON can hold: numbers that are too large become null, lone surrogates and other kinds text."""
+    """The value as JSON can hold it: numbers that are too large become null, lone surrogates and other kinds text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

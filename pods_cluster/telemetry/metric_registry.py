@@ -1,4 +1,4 @@
-"""What a metric is, and a registry of them that refuses other names."""
+"""Metrics, and a registry of them that refuses other names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """How values of several steps go together."""
+    """The kinds of a metric: how values of several steps go together."""
 
     GAUGE = "gauge"
     """A value of this step; means make sense, sums do not."""
@@ -51,7 +51,7 @@ class Metric:
         return "<" in self.name
 
     def expression(self) -> re.Pattern[str]:
-        """What names of the family look like."""
+        """The pattern of the family's names."""
         parts = _PLACEHOLDER.split(self.name)
         for index, text in enumerate(parts):
             if index % 2 == 0:

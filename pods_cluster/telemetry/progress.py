@@ -25,7 +25,7 @@ HISTORY = 512
 
 @dataclass(slots=True)
 class ProgressState:
-    """What the display knows: the last value of every metric, the first and last evaluation, and recent events."""
+    """The state of the display: the last value of every metric, the first and last evaluation, and recent events."""
 
     name: str
     steps: int

@@ -1,4 +1,4 @@
-"""Where telemetry goes: JSON lines always, TensorBoard and Weights & Biases where asked for."""
+"""The sinks of telemetry: JSON lines always, TensorBoard and Weights & Biases where asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written: step records, events and samples of rollouts, and how lines of a resumed run are read."""
+"""Records of a run: step records, events and samples of rollouts, and how lines of a resumed run are read."""
 
 from __future__ import annotations
 

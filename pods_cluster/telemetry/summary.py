@@ -36,7 +36,7 @@ class BeforeAfter:
 
 @dataclass(slots=True)
 class Summary:
-    """What summary.json holds. Shares are of 1; `seconds` is the time that the run worked (`elapsed`)."""
+    """The content of summary.json. Shares are of 1; `seconds` is the time that the run worked (`elapsed`)."""
 
     run: str
     status: str
@@ -81,7 +81,7 @@ class Summary:
         return self.steps > 0 and self.weights_version == 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: no NaN, no infinity."""
+        """The summary as JSON takes it: no NaN, no infinity."""
         return _finite(asdict(self))
 
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from pods_cluster.client.demo import CONFIG
+from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.client.command import environment, pods, run
 from tests.tiny_run import Made
@@ -93,6 +94,7 @@ def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_p
         )
 
     _a_run_leaves_what_people_read(first)
+    _it_made_every_metric_of_the_catalogue(first)
     _a_second_start_is_refused(made, tmp_path)
     _its_checkpoint_was_evaluated(evaluation, first)
 
@@ -109,6 +111,19 @@ def _a_run_leaves_what_people_read(folder: RunFolder) -> None:
     assert summary["status"] == "finished"
     assert summary["rollouts"]["trained"] == 5 * 4 * 4
     assert (folder.figures / "curve.png").stat().st_size > 10_000
+
+
+NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {
+}
+"""Metrics that a short, healthy run on CPUs does not make, by what makes them."""
+
+
+def _it_made_every_metric_of_the_catalogue(folder: RunFolder) -> None:
+    """And no other, which PODS_STRICT_METRICS would have refused."""
+    names = {name for record in folder.read_metrics() for name in record}
+    made = {registry[name].name for name in names}
+    expected = {name for names in NOT_IN_THIS_RUN.values() for name in names}
+    assert {metric.name for metric in registry} - made == expected
 
 
 def _a_second_start_is_refused(made: Made, runs: Path) -> None:

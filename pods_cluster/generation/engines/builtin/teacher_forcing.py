@@ -17,7 +17,7 @@ SCORE_ELEMENTS = 1 << 25
 def score(
     forward: Forward, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float
 ) -> list[list[float]]:
-    """For each (prompt ids [P], completion ids [T]) the T natural logs, in batches of near-equal length."""
+    """The T natural logs of each (prompt ids [P], completion ids [T]), in batches of near-equal length."""
     results: list[list[float]] = [[] for _ in sequences]
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]) + len(sequences[i][1]))
     while order:

@@ -128,7 +128,7 @@ _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def on_gpu() -> bool:
-    """Whether vLLM computes on a GPU here. Not so: its CPU build."""
+    """Whether vLLM computes on a GPU here; its CPU build does not."""
     return not lookup("current_platform").is_cpu()
 
 
@@ -243,7 +243,7 @@ def native_update_info(update: WeightUpdate, bucket_bytes: int) -> dict[str, Any
 
 
 def _known(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that a dataclass of this release has as fields."""
+    """The items of `values` that a dataclass of this release has as fields."""
     names = {field.name for field in fields(kind)}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     if unknown := required - set(values):

@@ -41,7 +41,7 @@ def expected_names(model: torch.nn.Module) -> set[str] | None:
 
 
 def repack_tied_heads(model: Any) -> None:
-    """On a CPU an output head that shares the embedding's weight keeps its packed copy of the old one: pack again."""
+    """Pack tied output heads again: on a CPU such a head keeps a packed copy of the old embedding."""
     if next(model.parameters()).device.type != "cpu":
         return
     heads: list[Any] = [module for module in model.modules() if isinstance(module, ParallelLMHead)]

@@ -35,7 +35,7 @@ def owning(process: bool) -> Iterator[None]:
 
 
 def end_with_owner() -> None:
-    """In a process of an engine: watch its owner from now on. Does nothing in the owner itself, or where none is named."""
+    """Watch the owner of this engine process from now on. Does nothing in the owner itself, or where none is named."""
     pid, _, born = os.environ.get(_OWNER, "").partition(" ")
     if born and int(pid) != os.getpid():
         threading.Thread(target=_watch, args=(int(pid), float(born)), name="engine-owner", daemon=True).start()

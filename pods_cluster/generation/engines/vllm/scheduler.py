@@ -37,7 +37,7 @@ _Base = Scheduler if TYPE_CHECKING else object
 
 
 def class_name(asynchronous: bool) -> str:
-    """For `SchedulerConfig.scheduler_cls`."""
+    """The name for `SchedulerConfig.scheduler_cls`."""
     kind = AsyncDecodeScheduler if asynchronous else DecodeScheduler
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -259,11 +259,11 @@ class _FastDecode(_Base):
 
 
 class DecodeScheduler(_FastDecode, Scheduler):
-    """For engines that plan a step after the tokens of the last one have come."""
+    """The scheduler of engines that plan a step after the tokens of the last one have come."""
 
 
 class AsyncDecodeScheduler(_FastDecode, AsyncScheduler):
-    """For engines that plan a step while the last one runs."""
+    """The scheduler of engines that plan a step while the last one runs."""
 
 
 def _end_tokens(request: Request) -> frozenset[int] | None:

@@ -49,8 +49,8 @@ class WorkerWeights:
         self._invitation = invitation
 
     def disconnect(self) -> None:
-        """From another thread, workers in processes of their own cannot be reached: their own watchdogs end a transfer
-        at its deadline, and the next `connect` leaves the old group."""
+        """Does nothing: workers in processes of their own cannot be reached from another thread. Their own watchdogs end a
+        transfer at its deadline, and the next `connect` leaves the old group."""
         from pods_cluster.generation.engines.vllm import weight_transfer
 
         if not self._core.process:
