@@ -25,6 +25,9 @@ os.environ.setdefault("PODS_STRICT_METRICS", "1")
 # Ray would start an idle process for each CPU slot of a cluster, but an actor with environment variables of its own, as
 # workers and ranks have them, gets another one.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+# Ray gives its workers the lowest priority but four. Beside a process that computes, as the tests of the other pytest process
+# do, they would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # One thread a process: the processes of a test share few cores, and OpenMP threads that spin on them slow all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
