@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, *, resume: bool = False, console: Console | None = None, live: bool | None = None) -> Summary:
-    """Run the configuration to its end, showing it; Ctrl-C ends it with a saved state, a second one at once.
+    """Run the configuration to its end, showing it. Ctrl-C, SIGTERM and SIGHUP end it with a saved state, another
+    Ctrl-C at once.
 
     Raises ConfigError, ClusterError, RunError or what a stage raised, each with its cause.
     """
@@ -63,23 +65,40 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
 
 
 class _Interrupts:
-    """Counts Ctrl-C in place of raising: an exception could come in the middle of any call, and be swallowed there."""
+    """Notes Ctrl-C, SIGTERM and SIGHUP in place of raising: an exception could come in the middle of any call, and be
+    swallowed there.
+
+    SIGTERM is what schedulers and Kubernetes send, SIGHUP what a terminal sends that closes: its output goes nowhere
+    from then on. A signal that is ignored already, as under `nohup`, stays ignored.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.reason: str | None = None
+        """The name of the first signal, as people know it."""
+        self.ctrl_c = 0
+        self._before: dict[int, Any] = {}
+        self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def __enter__(self) -> _Interrupts:
-        self._before = None
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _note(self, *_: object) -> None:
-        self.count += 1
+    def _note(self, number: int, _: object) -> None:
+        self.ctrl_c += number == signal.SIGINT
+        if self.reason is None:
+            self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if number == signal.SIGHUP:  # writing to a terminal that is gone fails
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in self._terminals:
+                os.dup2(nowhere, stream)
+            os.close(nowhere)
 
 
 class _Watch:
@@ -150,13 +169,15 @@ def _follow(watch: _Watch, progress: Progress) -> Summary:
     with _Interrupts() as interrupts:
         while not ray.wait([done], timeout=POLL_SECONDS)[0]:
             progress.feed(watch.feed())
-            if interrupts.count and stopped_at is None:
+            if interrupts.reason is not None and stopped_at is None:
                 stopped_at = time.monotonic()
-                progress.event("stopping", "Ctrl-C: ending after this step, saving the state (again: kill)")
-                watch.controller.stop.remote("Ctrl-C")
-            if interrupts.count > 1:
+                progress.event(
+                    "stopping", f"{interrupts.reason}: ending after this step, saving the state (Ctrl-C again: kill)"
+                )
+                watch.controller.stop.remote(interrupts.reason)
+            if interrupts.ctrl_c > (interrupts.reason == "Ctrl-C"):
                 ray.kill(watch.controller)
-                raise RunError("killed by a second Ctrl-C; the last checkpoint is what is left")
+                raise RunError("killed by Ctrl-C; the last checkpoint is what is left")
             if stopped_at is not None and time.monotonic() - stopped_at > STOP_SECONDS:
                 ray.kill(watch.controller)
                 raise RunError(f"the run did not end within {STOP_SECONDS:g} s of being told to; it was killed")

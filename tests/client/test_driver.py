@@ -97,3 +97,32 @@ def test_a_run_that_cannot_be_opened_in_time_is_given_up(
     config = config_of(made, tmp_path, "unopened", "selector.rule=tests.client.slow_rule:rule", "selector.settle=abort")
     with pytest.raises(RunError, match=r"unopened/controller/0: .* did not open the run within 3 s"):
         driver.train(config, live=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_the_run_with_its_state_saved(
+    cluster: None, made: Made, tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / number.name
+    before = signal.getsignal(number)
+
+    def send_in_a_step() -> None:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            metrics = folder / "metrics.jsonl"
+            if metrics.exists() and '"timing_s/step"' in metrics.read_text():
+                os.kill(os.getpid(), number)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=send_in_a_step)
+    thread.start()
+    try:
+        summary = driver.train(config_of(made, tmp_path, number.name), live=False)
+    finally:
+        thread.join()
+    assert summary.status == "stopped"
+    assert list((folder / "checkpoints").glob("step_*")), "no state was saved"
+    reason = "Ctrl-C" if number is signal.SIGINT else number.name
+    assert reason in (folder / "events.jsonl").read_text()
+    assert signal.getsignal(number) is before
