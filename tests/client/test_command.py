@@ -113,7 +113,26 @@ def _a_run_leaves_what_people_read(folder: RunFolder) -> None:
     assert (folder.figures / "curve.png").stat().st_size > 10_000
 
 
-NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {}
+NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {
+    "selector.settle": (
+        "reward/settled",
+        "reward/uncensored",
+        "completions/settled_mean_length",
+        "completions/settled_kept_mean_length",
+        "rollouts/unissued",
+        "tokens/saved",
+        "groups/settled",
+        "groups/settled_share",
+    ),
+    "staleness above 0": ("completions/stale_mean_length", "timing_s/wait"),
+    "rewards that fail": ("scoring/failures/<kind>/<reward>", "scoring/restarts"),
+    "learner.kl": ("kl",),
+    "learner.correction": ("sampling/effective_sample_size", "sampling/capped_ratio", "sampling/masked_ratio"),
+    "run.eval.samples": ("eval/pass_at_k",),
+    "run.checkpoint": ("timing_s/checkpoint",),
+    "a GPU": ("memory/<role>/gpu_peak",),
+    "a disk that fails": ("telemetry/failed_writes", "telemetry/dropped_lines"),
+}
 """Metrics that a short, healthy run on CPUs does not make, by what makes them."""
 
 

@@ -122,7 +122,7 @@ def test_a_signal_ends_the_run_with_its_state_saved(
     finally:
         thread.join()
     assert summary.status == "stopped"
-    assert list((folder / "checkpoints").glob("step_*")), "no state was saved"
+    assert list((folder / "checkpoints").glob("step-*")), "no state was saved"
     reason = "Ctrl-C" if number is signal.SIGINT else number.name
     assert reason in (folder / "events.jsonl").read_text()
     assert signal.getsignal(number) is before
