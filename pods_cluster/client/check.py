@@ -16,7 +16,7 @@ from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
 from pods_cluster.data.context import unsavable_settings
 from pods_cluster.data.model_files import check_models
-from pods_cluster.data.survey import survey
+from pods_cluster.data.survey import SECONDS, survey
 from pods_cluster.scoring import ScoreRequest
 from pods_cluster.scoring.reward_probe import Probe, probe_rewards
 from pods_cluster.scoring.reward_registry import check_rewards
@@ -80,10 +80,11 @@ class CheckResult:
     """The completion that the rewards were tried on."""
 
 
-def check(config: Config, *, offline: bool = False, rewards: bool = True) -> CheckResult:
+def check(config: Config, *, offline: bool = False, rewards: bool = True, seconds: float = SECONDS) -> CheckResult:
     """Resolve rule and rewards and, unless `offline`, tokenizer and datasets. Raises ConfigError and its kinds.
 
-    With `rewards` they are imported in a process of their own and, unless `offline`, tried on the first row.
+    The rows are surveyed for so many `seconds`. With `rewards` they are imported in a process of their own and, unless
+    `offline`, tried on the first row.
     """
     check_names(config)
     found = CheckResult(notes=_notes(config))
@@ -91,13 +92,13 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True) -> Che
         if rewards:
             found.probe = probe_rewards(config.reward, config.scoring)
         return found
-    check_models(config)
+    check_models(config, weights=False)
     tokenizer = load_tokenizer(config.model, light=True)
     stream = load_prompts(config, tokenizer)
     found.rows = len(stream)
     found.prompt = prompt = stream.next(1)[0]
-    found.notes += check_models(config, prompt.token_ids)
-    found.notes += [*survey(stream)[0], *unsavable_settings(config.model.path)]
+    found.notes += check_models(config, prompt.token_ids, weights=False)
+    found.notes += [*survey(stream, seconds)[0], *unsavable_settings(config.model.path)]
     if found.rows < config.learner.prompts_per_step:
         found.notes.append(
             f"learner.prompts_per_step: {config.learner.prompts_per_step} is more than the {found.rows} rows of the "

@@ -20,12 +20,14 @@ INDEX = "model.safetensors.index.json"
 OTHER_TASK = re.compile(r"For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|Pretraining)$", re.IGNORECASE)
 
 
-def check_models(config: Config, prompt_ids: Sequence[int] = ()) -> list[str]:
+def check_models(config: Config, prompt_ids: Sequence[int] = (), *, weights: bool = True) -> list[str]:
     """Check the model that is trained and the reference model; `prompt_ids` are token ids of a prompt.
 
+    Without `weights` a folder that holds none is no fault: a configuration may be checked where the run is not made.
     Returns notes for the user. Raises DataError naming the field, the value and the fix.
     """
     settings, names = _check(config.model.path, "model.path", config.model.trust_remote_code)
+    notes = _no_weights(config.model.path, "model.path", settings, names, weights)
     text = settings.get("text_config")
     vocabulary = (text if isinstance(text, Mapping) else settings).get("vocab_size")
     if isinstance(vocabulary, int) and prompt_ids and max(prompt_ids) >= vocabulary:
@@ -38,8 +40,8 @@ def check_models(config: Config, prompt_ids: Sequence[int] = ()) -> list[str]:
         _check_targets(lora.target_modules, names)
     reference = config.learner.kl.reference
     if reference is not None:
-        _check(reference, "learner.kl.reference", config.model.trust_remote_code)
-    notes = []
+        found = _check(reference, "learner.kl.reference", config.model.trust_remote_code)
+        notes += _no_weights(reference, "learner.kl.reference", *found, weights)
     if config.model.attention.startswith("flash") and importlib.util.find_spec("flash_attn") is None:
         notes.append(
             f"model.attention: {config.model.attention} needs the package flash-attn, which is not installed here"
@@ -80,6 +82,16 @@ def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], set
     return settings, _weights(folder, path, field)
 
 
+def _no_weights(path: str, field: str, settings: Mapping[str, Any], names: set[str], needed: bool) -> list[str]:
+    """A note, or where they are `needed` a DataError, on a model in a local folder without weights."""
+    if names or not settings or any(Path(path).expanduser().glob("pytorch_model*.bin")):
+        return []
+    text = f"{field}: {path!r} holds no weights (model.safetensors); finish the download, or give another folder"
+    if needed:
+        raise DataError(text)
+    return [text]
+
+
 def _settings(folder: Path, path: str, field: str) -> Mapping[str, Any]:
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -117,12 +129,8 @@ def _weights(folder: Path, path: str, field: str) -> set[str]:
             )
     elif (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
-    elif any(folder.glob("pytorch_model*.bin")):
-        return set()
     else:
-        raise DataError(
-            f"{field}: {path!r} holds no weights (model.safetensors); finish the download, or give another folder"
-        )
+        return set()
     names: set[str] = set()
     for name in files:
         names |= _names(folder / name, field)

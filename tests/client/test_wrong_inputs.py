@@ -14,6 +14,9 @@ import pytest
 import yaml
 
 from pods_cluster.client import cli
+from pods_cluster.config import load_config
+from pods_cluster.data import DataError
+from pods_cluster.data.model_files import check_models
 from tests.tiny_run import Made
 
 BASE: dict[str, Any] = {
@@ -188,7 +191,6 @@ def a_part_missing(model: Path) -> None:
     ("change", "texts"),
     [
         (without("config.json"), ["has no config.json", "give the folder of a model"]),
-        (without("model.safetensors"), ["holds no weights", "finish the download"]),
         (a_part_missing, ["lacks 1 of 2 files of weights (model-00002-of-00002.safetensors)", "finish the download"]),
         (cut_short, ["model.safetensors' is cut short or damaged (5,000 bytes)", "copy it again"]),
         (adapter_alone, ["holds an adapter alone", "merge it into its/base"]),
@@ -202,7 +204,7 @@ def a_part_missing(model: Path) -> None:
         (settings(quantization_config={"quant_method": "gptq"}), ["is quantised (gptq)", "that it was made from"]),
         (settings(vocab_size=5), ["and the model knows 5", "do not belong together"]),
     ],
-    ids=["no config", "no weights", "part missing", "cut short", "adapter", "no tokenizer", "encoder", "unknown type",
+    ids=["no config", "part missing", "cut short", "adapter", "no tokenizer", "encoder", "unknown type",
          "code of its own", "quantised", "vocabulary"],
 )  # fmt: skip
 def test_wrong_models(
@@ -252,6 +254,7 @@ def test_wrong_rewards(
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
+        ([], "note: model.path: 'model' holds no weights (model.safetensors); finish the download"),
         (["learner.prompts_per_step=64"], "note: learner.prompts_per_step: 64 is more than the 20 rows"),
         (
             ["model.attention=flash_attention_2", "learner.packing=off"],
@@ -268,6 +271,11 @@ def test_what_may_not_be_meant_is_a_note(
     monkeypatch.setattr(
         model_files.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else find_spec(name)
     )
+    if not overrides:
+        (folder / "model" / "model.safetensors").unlink()
     code, said = checked(capsys, *overrides)
     assert code == 0, said
     assert text in said
+    if not overrides:
+        with pytest.raises(DataError, match=r"model\.path: 'model' holds no weights"):
+            check_models(load_config("run.yaml", []))

@@ -135,7 +135,7 @@ def test_passes_the_full_check_with_a_local_model_and_data(path: Path, model: Pa
         overrides += [f"data.path={SHARED / 'gsm8k'}"]
         sizes = (7473, 1319)
     config = load_config(path, overrides)
-    found = check(config)
+    found = check(config, seconds=0.2)
     rows = config.data.eval.rows if config.data.eval else None
     assert found.rows is not None
     assert found.rows > 0.98 * sizes[0]  # a few problems are longer still
