@@ -21,6 +21,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
         "generation/engines/vllm/test_scheduler.py",
     ),
     ("client/test_command.py",),
+    ("client/test_failing_rewards.py",),
     ("client/test_driver.py", "client/test_quickstart.py"),
     ("run/test_honesty.py",),
     ("learning/test_learner_group.py",),
