@@ -25,10 +25,9 @@ class RoomWatch:
     async def wait(self, workers: Mapping[str, Any], places: int, timeout: float) -> dict[str, int]:
         """Wait until engines have fewer than `places` rollouts, at most `timeout` seconds.
 
-        Returns how many rollouts each engine has that answered. Each answer is given once: it is old news when
-        something has been sent to the worker.
+        Returns how many rollouts each engine has that answered now: what came before the call is old news.
         """
-        for name in self._calls.keys() - workers.keys():
+        for name in [name for name, call in self._calls.items() if call.done() or name not in workers]:
             self._calls.pop(name).cancel()
         for name, handle in workers.items():
             if name not in self._calls:

@@ -50,7 +50,7 @@ class ContinuousIssue:
         self._changed.set()
 
     def hold(self) -> None:
-        """Issue nothing until `serve`: the learner's version is about to change."""
+        """Issue nothing until `serve`: the learner's version has changed, or an evaluation comes."""
         self._version = None
 
     def end(self) -> None:

@@ -212,6 +212,9 @@ class Run:
         if not selections:
             self._no_groups(tally)
         self.step += 1
+        evaluating = self._due(self.config.run.eval.every) or self._over()
+        if not evaluating:  # else the learner would wait for an evaluation behind what it does not need yet
+            self.assembler.continuous.serve(self.version)
         seconds = clock.total()
         self.seconds += seconds
         values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
@@ -225,8 +228,9 @@ class Run:
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(measured)
         values |= self.balancer.after_step(measured, in_flight=in_flight, ready=tally.ready or 0, waited=tally.waited)
         self.assembler.set_group_size(self.balancer.rollouts)
-        if self._due(self.config.run.eval.every) or self._over():
+        if evaluating:
             values |= await self._evaluate(record=False)
+            self.assembler.continuous.serve(self.version)
         if self._due(self.config.run.checkpoint.every):
             with clock("checkpoint"):
                 await self.saver.save(self._state())

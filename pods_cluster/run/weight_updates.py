@@ -75,7 +75,6 @@ class WeightUpdates:
             self.version += 1
             with clock("publish"):
                 metrics |= await self.publish()
-        self._assembler.continuous.serve(self.version)
         return result, metrics
 
     async def publish(self) -> dict[str, float]:
