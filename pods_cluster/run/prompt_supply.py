@@ -70,9 +70,7 @@ class PromptSupply:
     def metrics(self) -> dict[str, float]:
         """Passes over the dataset so far; prompts served and left out since the last call."""
         before, self._before = self._before, self._counts()
-        return {"epoch": self.stream.epochs} | {
-            f"data/prompts_{name}": float(now - before[name]) for name, now in self._before.items()
-        }
+        return {"epoch": self.stream.epochs} | {name: float(now - before[name]) for name, now in self._before.items()}
 
     def next(self, count: int) -> list[Prompt]:
         """The next `count` prompts, at most one of them a suspect; fewer while one is tried alone: see `deferred`.
@@ -172,10 +170,10 @@ class PromptSupply:
 
     def _counts(self) -> dict[str, int]:
         return {
-            "served": self.stream.taken,
-            "dropped_overlong": self.stream.dropped,
-            "dropped_unrenderable": self.stream.failed,
-            "given_up": self._given_up,
+            "data/prompts_served": self.stream.taken,
+            "data/prompts_dropped_overlong": self.stream.dropped,
+            "data/prompts_dropped_unrenderable": self.stream.failed,
+            "data/prompts_given_up": self._given_up,
         }
 
 

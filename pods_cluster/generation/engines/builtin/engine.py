@@ -25,9 +25,10 @@ from pods_cluster.generation.engine import (
     require_version,
 )
 from pods_cluster.generation.engines.builtin.admission import AdmissionQueue, prompt_batches
-from pods_cluster.generation.engines.builtin.hf_model import Forward, WeightLoad, right_padded
+from pods_cluster.generation.engines.builtin.hf_model import Forward, WeightLoad
 from pods_cluster.generation.engines.builtin.kv_cache import SlotCache
 from pods_cluster.generation.engines.builtin.merge_adapter import AdapterLoad, BaseWeights
+from pods_cluster.generation.engines.builtin.right_padding import right_padded
 from pods_cluster.generation.engines.builtin.row_table import RowTable
 from pods_cluster.generation.engines.builtin.teacher_forcing import score
 from pods_cluster.generation.engines.cache_memory import KVBudget

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -160,14 +159,3 @@ class WeightLoad:
             names = sorted(self._missing.values())
             shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise EngineError(f"weight update: {len(names)} parameter(s) were not sent: {shown}")
-
-
-def right_padded(
-    sequences: Sequence[Sequence[int] | Int64[np.ndarray, " tokens"]],
-) -> tuple[Int64[Tensor, "rows longest"], Int64[Tensor, " rows"]]:
-    """Token ids, padded with 0 on the right, and lengths."""
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.as_tensor(sequence)
-    return ids, lengths

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.kv_cache import ATTENTION, SlotCache
+from pods_cluster.generation.engines.builtin.right_padding import right_padded
 from pods_cluster.generation.engines.cache_memory import available_bytes
 
 if TYPE_CHECKING:
@@ -118,8 +119,6 @@ def _alone(model: PreTrainedModel, row: list[int]) -> Float[Tensor, "decoded voc
 
 def _batched(forward: Forward, rows: list[list[int]]) -> list[Float[Tensor, "decoded vocab"]]:
     """The same of all rows in one batch, as the engine computes them."""
-    from pods_cluster.generation.engines.builtin.hf_model import right_padded
-
     cache, device = SlotCache(), forward.device
     ids, lengths = right_padded([row[:-DECODED] for row in rows])
     count, longest = ids.shape

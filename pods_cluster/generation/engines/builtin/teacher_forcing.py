@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.engines.builtin.hf_model import Forward, right_padded
+from pods_cluster.generation.engines.builtin.hf_model import Forward
+from pods_cluster.generation.engines.builtin.right_padding import right_padded
 
 SCORE_ELEMENTS = 1 << 25
 """Largest number of logits that one forward may make."""
