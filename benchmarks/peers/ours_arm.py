@@ -100,9 +100,10 @@ def _row(record: dict[str, Any], seconds: float, at: float) -> dict[str, Any]:
             pool: record[f"{pool}/idle_share"] for pool in ("generator", "learner") if f"{pool}/idle_share" in record
         },
         "busy": {
-            pool: record[f"{pool}/busy_seconds"] / seconds
+            pool: share
             for pool in ("generator", "learner")
-            if f"{pool}/busy_seconds" in record
+            # above 1 an evaluation is in it, whose seconds are not the step's
+            if (share := record.get(f"{pool}/busy_seconds", 2 * seconds) / seconds) <= 1
         },
         "mean_staleness": record.get("staleness/mean"),
         "rollouts_made": record.get("rollouts/generated"),
