@@ -95,7 +95,7 @@ def config_of(folder: Path, staleness: int, every: int, steps: int) -> Config:
 
 
 def numbers(arm: Arm, once: bool) -> dict[str, Any]:
-    return {
+    found = {
         "issue": "once a step" if once else "continuous",
         "steps_per_second": arm.steps_per_second(),
         "generator_idle": arm.mean("generator/idle_share"),
@@ -106,6 +106,7 @@ def numbers(arm: Arm, once: bool) -> dict[str, Any]:
         "staleness_max": max(step.get("staleness/max", 0.0) for step in arm.steps),
         "stale_groups": arm.total("groups/stale"),
     }
+    return {name: value for name, value in found.items() if value == value}  # without the NaN of what did not happen
 
 
 if __name__ == "__main__":
