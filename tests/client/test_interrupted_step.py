@@ -33,6 +33,7 @@ SETTINGS = [
     "generator.rollouts_per_prompt=8",
     "learner.prompts_per_step=8",
     "learner.learning_rate=1e-3",
+    "learner.warmup_steps=1",
     "data.shuffle=false",
     "run.steps=3",
     "run.eval.every=0",
