@@ -20,12 +20,11 @@ from tests.tiny_run import Made
 REWARDS = """
 import time
 
-def score(prompts, completions, **kwargs):
-    first = prompts[0].strip()[0]
-    if first in "13":
+def score(completions, first, **kwargs):
+    if first[0] in (1, 3):
         return [0.5] * len(completions)  # no signal
-    if first == "2":
-        time.sleep(2)
+    if first[0] == 2:
+        time.sleep(1)
     return [sum(map(ord, text)) % 7 / 6 for text in completions]
 """
 SETTINGS = [
@@ -44,7 +43,8 @@ SETTINGS = [
 
 @pytest.mark.slow  # three commands, each with processes of its own
 def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(made: Made, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{first}{row}+1=", "answer": "1"} for row in range(10) for first in (1, 4, 2, 3, 5, 6, 7, 8)]
+    firsts = [first for _ in range(10) for first in (1, 4, 2, 3, 5, 6, 7, 8)]
+    rows = [{"prompt": f"{first}{row}+1=", "answer": "1", "first": first} for row, first in enumerate(firsts)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "rewards.py").write_text(REWARDS)
 
