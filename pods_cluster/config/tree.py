@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from pods_cluster.config.base import Section, problems_of, refuse
 from pods_cluster.config.builtin_options import wrong_options
+from pods_cluster.config.learner import LearnerConfig
 from pods_cluster.config.model_data import DataConfig, ModelConfig
-from pods_cluster.config.pools import GeneratorConfig, LearnerConfig, SelectorConfig, WeightsConfig
+from pods_cluster.config.pools import GeneratorConfig, SelectorConfig, WeightsConfig
 from pods_cluster.config.reward import RewardConfig, ScoringConfig, check_sum
 from pods_cluster.config.run_settings import ClusterConfig, RunConfig
 from pods_cluster.config.vllm_options import split_options
