@@ -28,7 +28,9 @@ class CheckpointConfig(Section):
     """Checkpoints, from which `--resume` continues."""
 
     every: int = Field(default=20, ge=0)
-    """Steps between checkpoints; another one is saved at the end. 0: only at the end."""
+    """Steps between checkpoints; another one is saved at the end. 0: none by steps."""
+    minutes: float = Field(default=10.0, ge=0)
+    """A checkpoint is also due once so many minutes have passed since the last one, or since the start. 0: none by time."""
     keep: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
 

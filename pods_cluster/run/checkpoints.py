@@ -3,9 +3,10 @@
     <run>/checkpoints/step-000020/
         learner/      weights, optimiser, schedule and random streams, as DeepSpeed writes them
         model/        the same weights in Hugging Face format, for `pods eval` and for use elsewhere
-        state.json    step, weight version, prompt stream, ledger, totals; written last
+        state.json    step, weight version, prompt stream, ledger, totals, and size and checksum of every other file; written last
 
-A checkpoint is built under a temporary name and renamed, so that a folder without `.tmp` is always whole.
+A checkpoint is built under a temporary name and renamed, so that a folder without `.tmp` was whole once. What a disk or a
+copy did to it since is found by its checksums before a run goes on from it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,20 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 STATE_FILE = "state.json"
 FORMAT = 1
+BROKEN = ".broken"
+"""Ending of a checkpoint's folder that was refused: it counts no more."""
+_READ_BYTES = 1 << 22
+_READERS = 8
+"""Threads that compute checksums; zlib computes outside of Python's lock."""
 
 
 class CheckpointError(Exception):
@@ -78,8 +86,9 @@ def begin(folder: Path, step: int) -> Path:
 def finish(temporary: Path, state: RunState, keep: int) -> Path:
     """Write the state, put the checkpoint in place and remove the oldest beyond `keep`."""
     final = temporary.with_suffix("")
+    files = {name: [size, checksum] for name, (size, checksum) in _checksums(temporary).items()}
     with (temporary / STATE_FILE).open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, **asdict(state)}, file, indent=1)
+        json.dump({"format": FORMAT, **asdict(state), "files": files}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(final, ignore_errors=True)
@@ -92,6 +101,69 @@ def finish(temporary: Path, state: RunState, keep: int) -> Path:
 def discard(temporary: Path) -> None:
     """Remove a folder of `begin`."""
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is as it was written, and what is wrong with those after it, which are put aside.
+
+    Raises CheckpointError where there are checkpoints and none is sound; all stay in place then.
+    """
+    wrong: list[tuple[Path, str]] = []
+    for path in reversed(completed(folder)):
+        fault = fault_of(path)
+        if fault is None:
+            for broken, _ in wrong:
+                aside = broken.with_name(broken.name + BROKEN)
+                shutil.rmtree(aside, ignore_errors=True)
+                broken.rename(aside)
+            return path, [text for _, text in wrong]
+        wrong.append((path, fault))
+    if wrong:
+        told = "; ".join(text for _, text in wrong)
+        raise CheckpointError(f"{folder}: no checkpoint is whole ({told}); copy one back, or begin the run anew")
+    return None, []
+
+
+def fault_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint, by the name of its file; None: all files are as they were written.
+
+    One from before checksums were written passes by its state alone.
+    """
+    try:
+        read_state(path)
+    except CheckpointError as error:
+        return str(error)
+    noted = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get("files")
+    if noted is None:
+        return None
+    for name, (size, _) in noted.items():
+        file = path / name
+        if not file.is_file():
+            return f"{file} is missing"
+        if file.stat().st_size != size:
+            return f"{file} has {file.stat().st_size:,} bytes, {size:,} were written"
+    try:
+        found = _checksums(path)
+    except OSError as error:
+        return f"{error.filename or path} cannot be read ({error.strerror or error})"
+    changed = [name for name, (_, checksum) in noted.items() if found[name][1] != checksum]
+    return f"{path / changed[0]} has other bytes than were written" if changed else None
+
+
+def _checksums(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and CRC-32 of every file in a checkpoint but its state, by its path in there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / STATE_FILE)
+    with ThreadPoolExecutor(_READERS) as pool:
+        sums = pool.map(_checksum, files)
+        return {path.relative_to(folder).as_posix(): found for path, found in zip(files, sums, strict=True)}
+
+
+def _checksum(path: Path) -> tuple[int, int]:
+    size = checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            size, checksum = size + len(part), zlib.crc32(part, checksum)
+    return size, checksum
 
 
 def read_state(path: Path) -> RunState:

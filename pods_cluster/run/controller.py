@@ -80,7 +80,7 @@ class Controller:
         make = RunFolder.resume if resume else RunFolder.create
         self.folder = make(config.run.dir, config.run.name, text)
         self._reward_log = RewardLog(self.folder.rewards_log)
-        self.checkpoint = checkpoints.latest(self.folder.checkpoints) if resume else None
+        self.checkpoint, refused = checkpoints.newest_sound(self.folder.checkpoints) if resume else (None, [])
         resumed_from = checkpoints.read_state(self.checkpoint).step if self.checkpoint else 0
         self.recorder = Recorder.for_run(
             self.folder,
@@ -89,6 +89,10 @@ class Controller:
             wandb=config.run.wandb,
             config=config.model_dump(mode="json"),
         )
+        for fault in refused:
+            self.recorder.event(
+                "checkpoint_refused", f"{fault}; the run goes on from the checkpoint before", level="warning"
+            )
         write_live_file(self.folder, gcs_address)
         self._log_printed("controller", printed)
 

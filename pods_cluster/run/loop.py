@@ -17,7 +17,7 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │    7 publish   generators take the new weights     their answers                   weights.*_timeout
     │    8 measure   the generators' statistics          their answers                   15 s
     │    9 eval      (each so many steps)                generators' answers             generator.request_timeout
-    │   10 checkpoint (each so many steps)               ranks' answers, a thread        learner.step_timeout
+    │   10 checkpoint (when one is due)                  ranks' answers, a thread        learner.step_timeout
     │
     ├─ instructions (`Assembler.pass_instructions`, with selector.settle), also while the ranks train
     │     waits for the selector to ask for a group's next wave or its abort; woken by a worker's report to the selector,
@@ -231,7 +231,7 @@ class Run:
         if evaluating:
             values |= await self._evaluate(record=False)
             self.assembler.continuous.serve(self.version)
-        if self._due(self.config.run.checkpoint.every):
+        if self.saver.is_due(self.step):
             with clock("checkpoint"):
                 await self.saver.save(self._state())
             values["timing_s/checkpoint"] = clock.seconds["checkpoint"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,17 +17,24 @@ from pods_cluster.telemetry.run_folder import RunFolder
 
 
 class Saver:
-    """Writes checkpoints of a run, at most one for each step. The disk is worked on by a thread."""
+    """Writes checkpoints of a run when they are due, at most one for each step. The disk is worked on by a thread."""
 
     def __init__(self, config: Config, learners: Learners, folder: RunFolder, notice: Notice) -> None:
-        self._keep = config.run.checkpoint.keep
+        self._settings, self._keep = config.run.checkpoint, config.run.checkpoint.keep
         self._learners, self._folder, self._notice = learners, folder, notice
         self._saved_step: int | None = None
+        self._saved_at = time.monotonic()
         self._export_notes: set[str] = set()
 
     def resumed_from(self, step: int) -> None:
         """The run goes on from this step's checkpoint: it needs no other."""
         self._saved_step = step
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step, by `run.checkpoint.every` or by `run.checkpoint.minutes`."""
+        every, minutes = self._settings.every, self._settings.minutes
+        waited = time.monotonic() - self._saved_at
+        return bool(every and step % every == 0) or bool(minutes and waited >= 60 * minutes)
 
     async def save(self, state: RunState) -> None:
         """Write the checkpoint of this state, unless its step has one. Raises LearnerError."""
@@ -36,7 +44,7 @@ class Saver:
         await self._learners.save(temporary / "learner")
         await self.export(temporary / "model")
         path = await asyncio.to_thread(checkpoints.finish, temporary, state, self._keep)
-        self._saved_step = state.step
+        self._saved_step, self._saved_at = state.step, time.monotonic()
         self._notice("checkpoint", f"saved {path.name}")
 
     async def export(self, path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path):
     read = checkpoints.read_state(path)
     assert asdict(read) == state
     again = checkpoints.finish(checkpoints.begin(tmp_path, 3), read, keep=3)
-    assert json.loads((again / "state.json").read_text()) == {"format": 1, **state}
+    assert json.loads((again / "state.json").read_text()) == {"format": 1, **state, "files": {}}
 
 
 def test_a_state_from_before_a_value_was_there_is_read(tmp_path: Path):
@@ -83,3 +83,62 @@ def test_another_format_is_refused(tmp_path: Path):
     (path / "state.json").write_text('{"format": 99}')
     with pytest.raises(checkpoints.CheckpointError, match="format 99"):
         checkpoints.read_state(path)
+
+
+def with_files(folder: Path, step: int) -> Path:
+    temporary = checkpoints.begin(folder, step)
+    (temporary / "learner" / "rank").mkdir(parents=True)
+    (temporary / "learner" / "rank" / "state.bin").write_bytes(bytes(range(256)) * 100)
+    (temporary / "model.safetensors").write_bytes(b"weights" * 1000)
+    return checkpoints.finish(temporary, RunState(step=step, version=step, stream={}, ledger={}, attempts=[]), 3)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (flip, "has other bytes than were written"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "25,599 bytes, 25,600 were written"),
+        (lambda file: file.unlink(), "is missing"),
+    ],
+    ids=["changed", "torn", "missing"],
+)
+def test_a_harmed_checkpoint_is_refused_by_name_and_the_one_before_is_used(tmp_path: Path, harm, said: str):
+    before, newest = with_files(tmp_path, 1), with_files(tmp_path, 2)
+    assert checkpoints.newest_sound(tmp_path) == (newest, [])
+    file = newest / "learner" / "rank" / "state.bin"
+    harm(file)
+    found, refused = checkpoints.newest_sound(tmp_path)
+    assert found == before
+    assert len(refused) == 1
+    assert str(file) in refused[0]
+    assert said in refused[0]
+    # put aside, so that it neither counts as the newest nor takes a sound one's place
+    assert checkpoints.completed(tmp_path) == [before]
+    assert (tmp_path / "step-000002.broken" / "model.safetensors").is_file()
+
+
+def test_where_none_is_sound_all_are_named_and_left(tmp_path: Path):
+    first, second = with_files(tmp_path, 1), with_files(tmp_path, 2)
+    flip(first / "model.safetensors")
+    (second / checkpoints.STATE_FILE).write_text("{")
+    with pytest.raises(checkpoints.CheckpointError, match=r"no checkpoint is whole .*step-000002.*step-000001"):
+        checkpoints.newest_sound(tmp_path)
+    assert checkpoints.completed(tmp_path) == [first, second]
+
+
+def test_no_checkpoint_at_all_is_no_fault(tmp_path: Path):
+    assert checkpoints.newest_sound(tmp_path) == (None, [])
+
+
+def test_a_checkpoint_from_before_checksums_is_taken(tmp_path: Path):
+    path = with_files(tmp_path, 1)
+    state = json.loads((path / checkpoints.STATE_FILE).read_text())
+    del state["files"]
+    (path / checkpoints.STATE_FILE).write_text(json.dumps(state))
+    assert checkpoints.newest_sound(tmp_path) == (path, [])

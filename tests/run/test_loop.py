@@ -320,6 +320,14 @@ def test_what_had_to_be_changed_to_save_the_model_is_told_once(tmp_path: Path):
     assert [(event["text"], event["level"]) for event in told] == [(loop.learners.export_notes[0], "warning")]
 
 
+@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3]), (0, [3]), (600, [3])])
+def test_a_checkpoint_is_due_by_time_too(tmp_path: Path, minutes: float, steps: list[int]):
+    loop = Loop(loop_config("run.checkpoint.every=0", f"run.checkpoint.minutes={minutes}"), tmp_path)
+    loop.main()
+    saved = [event["step"] for event in loop.folder.read_events() if event["kind"] == "checkpoint"]
+    assert saved == steps
+
+
 def failing_rewards(loop: Loop, scored: int, failed: int) -> None:
     """Scorers that could not score `failed` of `scored` rollouts."""
     kinds = {"judge": {FailureKind.ERROR: failed}}
