@@ -101,10 +101,13 @@ def test_a_run_that_cannot_be_opened_in_time_is_given_up(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_with_its_state_saved(
-    cluster: None, made: Made, tmp_path: Path, number: signal.Signals
+    cluster: None, made: Made, tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / number.name
-    before = signal.getsignal(number)
+    if (before := signal.getsignal(number)) is signal.SIG_IGN:  # as `nohup` leaves SIGHUP, and it would stay ignored
+        signal.signal(number, signal.SIG_DFL)
+        request.addfinalizer(lambda: signal.signal(number, signal.SIG_IGN))
+        before = signal.SIG_DFL
 
     def send_in_a_step() -> None:
         deadline = time.monotonic() + 240

@@ -21,6 +21,8 @@ EXAMPLES = 10
 
 def test_answers_are_as_the_schema_says(tmp_path: Path) -> None:
     schemathesis = pytest.importorskip("schemathesis")
+    from schemathesis.specs.openapi.checks import negative_data_rejection
+
     make_run(tmp_path, "first", 12)
     make_run(tmp_path, "r", 3)
     app = create_app([tmp_path], token=Token(SECRET), controls=Remembering(), rate=RateLimit(1e9, 1e9))
@@ -39,11 +41,14 @@ def test_answers_are_as_the_schema_says(tmp_path: Path) -> None:
             phases=[Phase.generate],
         )
         def check(case: Any) -> None:
+            excluded = []
             if "run" in case.path_parameters and len(seen) % 2:
                 case.path_parameters["run"] = "first"  # every other question is about a run that is there
+                # The run's name may have been all that was wrong: other fields that nobody knows are let pass.
+                excluded = [negative_data_rejection]
             response = case.call(headers=HEADERS)
             seen.append(response.status_code)
-            case.validate_response(response, headers=HEADERS)
+            case.validate_response(response, headers=HEADERS, excluded_checks=excluded)
             assert response.status_code != 500
 
         seen: list[int] = []

@@ -150,5 +150,8 @@ async def _equals_fresh_load(pool: GeneratorPool, stream: Any, export: Path) -> 
         ids = torch.tensor([prompt.token_ids])
         with torch.no_grad():
             output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
-        expected = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        completion = output[0, ids.shape[1] :].tolist()
+        while completion and completion[-1] in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+            completion.pop()
+        expected = tokenizer.decode(completion)
         assert row.samples[0].text == expected
