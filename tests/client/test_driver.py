@@ -31,6 +31,9 @@ def config_of(made: Made, runs: Path, name: str, *overrides: str) -> Config:
             *made.overrides(runs),
             f"run.name={name}",
             "run.steps=10000",
+            "generator.rollouts_per_prompt=8",  # steps of a second
+            "selector.keep=4",
+            "learner.prompts_per_step=4",
             "run.eval.every=0",
             "run.checkpoint.every=0",
             "run.samples_every=0",
