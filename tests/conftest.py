@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("pure"):
         os.environ[QUICK] = "1"
+        # Hundreds of thousands of objects live as long as the process does, once torch and its like are imported: a
+        # collector that looks at them again and again takes a third of the time.
+        gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("pure"):
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
