@@ -134,6 +134,8 @@ NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {
     "a disk that fails": ("telemetry/failed_writes", "telemetry/dropped_lines"),
 }
 """Metrics that a short, healthy run on CPUs does not make, by what makes them."""
+NOT_IN_EVERY_RUN = {"generator/idle_share", "learner/idle_share"}
+"""They need a step in which the pool was busy for long enough to know its rate."""
 
 
 def _it_made_every_metric_of_the_catalogue(folder: RunFolder) -> None:
@@ -141,7 +143,7 @@ def _it_made_every_metric_of_the_catalogue(folder: RunFolder) -> None:
     names = {name for record in folder.read_metrics() for name in record}
     made = {registry[name].name for name in names}
     expected = {name for names in NOT_IN_THIS_RUN.values() for name in names}
-    missing = {metric.name for metric in registry} - made
+    missing = {metric.name for metric in registry} - made - NOT_IN_EVERY_RUN
     assert sorted(missing - expected) == []
     assert sorted(expected - missing) == []
 
