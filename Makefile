@@ -31,7 +31,7 @@ JOBS   ?= 2
 PYTEST  = $(BIN)/python -m pytest
 ARGS   ?=
 
-# What to run at each change: less than a minute on two cores.
+# What to run at each change: 75 seconds on two cores.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target lint-style lint-types test-pure
 

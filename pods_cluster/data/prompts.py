@@ -77,7 +77,8 @@ def load_eval(config: Config, tokenizer: PromptTokenizer) -> EvalPrompts:
     if not prompts:
         raise DataError(
             f"data.max_prompt_tokens: {limit} is less than the shortest of the {len(source.rows)} held-out prompts, "
-            f"which has {shortest} tokens; raise it, or choose other rows"
+            f"which has {shortest} tokens; raise it, or choose other rows; "
+            "where the model's context is the bound, lower generator.max_tokens or take a model with a longer one"
         )
     if prompts.dropped:
         _log.warning("%d of %d held-out prompts are longer than %d tokens", prompts.dropped, len(source.rows), limit)

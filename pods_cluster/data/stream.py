@@ -231,7 +231,8 @@ class PromptStream:
         if not self._fits:
             raise DataError(
                 f"data.max_prompt_tokens: {self.max_prompt_tokens} is less than the shortest of all {len(self)} "
-                f"prompts, which has {self._shortest} tokens; raise it, or choose other rows"
+                f"prompts, which has {self._shortest} tokens; raise it, or choose other rows; "
+                "where the model's context is the bound, lower generator.max_tokens or take a model with a longer one"
             )
         self.epoch += 1
         self._position = self._fits = self._shortest = 0
