@@ -20,6 +20,7 @@ from pods_cluster.client.bundle import Bundle, bundle_of
 from pods_cluster.client.deadline import call_within
 from pods_cluster.config import load_config
 from pods_cluster.run.ray_access import token_hint, use_ray_token
+from pods_cluster.telemetry.number_format import first_line
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 1.0
@@ -131,7 +132,7 @@ def connect(address: str | None = None) -> Any:
             return call_within(CALL_SECONDS, lambda: JobSubmissionClient(address))
     except Exception as error:
         hint = token_hint(error) or "start one with `ray start --head`, or give --address http://HEAD:8265"
-        raise JobError(f"{address}: no job server can be reached ({_first_line(error)}); {hint}") from None
+        raise JobError(f"{address}: no job server can be reached ({first_line(error)}); {hint}") from None
 
 
 def follow(client: Any, submission: str, say: Callable[[str], None]) -> int:
@@ -147,12 +148,12 @@ def follow(client: Any, submission: str, say: Callable[[str], None]) -> int:
         except (OSError, RuntimeError, ClientError) as error:  # the connection broke: the job goes on
             if _details(client, submission) is None:
                 raise JobError(
-                    f"{submission}: the job server is gone ({_first_line(error)}); the job may go on"
+                    f"{submission}: the job server is gone ({first_line(error)}); the job may go on"
                 ) from error
             broken = 1 if log.said > before else broken + 1
             if broken == BROKEN_LOGS:
                 raise JobError(
-                    f"{submission}: its log cannot be followed ({_first_line(error)}); the job goes on, see "
+                    f"{submission}: its log cannot be followed ({first_line(error)}); the job goes on, see "
                     f"`ray job logs {submission}`"
                 ) from error
             time.sleep(POLL_SECONDS)
@@ -258,8 +259,3 @@ def _without(*names: str) -> Iterator[None]:
         yield
     finally:
         os.environ.update(before)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -15,6 +15,7 @@ from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive, WorkerState
 from pods_cluster.client.deadline import awaited_within
 from pods_cluster.run.ray_access import check_reachable
+from pods_cluster.telemetry.number_format import first_line
 
 FIND_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
@@ -76,7 +77,7 @@ class RayControls:
         except TimeoutError:
             raise NotLive(f"the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
         except (ConnectionError, RuntimeError) as error:
-            raise NotLive(f"no Ray cluster at {address} can be reached ({_first_line(error)})") from error
+            raise NotLive(f"no Ray cluster at {address} can be reached ({first_line(error)})") from error
 
     async def _controller(self, run: str) -> Any:
         name = actor_name(run, "controller")
@@ -88,7 +89,7 @@ class RayControls:
         except TimeoutError:
             raise NotLive(f"{run}: the Ray cluster at {address} did not answer in {FIND_SECONDS:g} s") from None
         except ConnectionError as error:
-            raise NotLive(f"{run}: no Ray cluster at {address} can be reached ({_first_line(error)})") from error
+            raise NotLive(f"{run}: no Ray cluster at {address} can be reached ({first_line(error)})") from error
         except ValueError:
             raise NotLive(f"{run}: no run of this name is alive on the Ray cluster at {address}") from None
 
@@ -132,11 +133,6 @@ class RayControls:
                 ray.cancel(ref)
             raise ControlFailed(f"{run}: its controller did not answer in {seconds:g} s") from None
         except RayActorError as error:
-            raise NotLive(f"{run}: its controller has ended ({_first_line(error)})") from error
+            raise NotLive(f"{run}: its controller has ended ({first_line(error)})") from error
         except RayTaskError as error:
-            raise ControlFailed(f"{run}: {_first_line(error.cause or error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+            raise ControlFailed(f"{run}: {first_line(error.cause or error)}") from error

@@ -53,8 +53,7 @@ def check_names(config: Config, *, own_rule: bool = True) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise ConfigError(f"{config.run.name}: {len(problems)} problem(s)\n{lines}")
+        raise ConfigError.listing(config.run.name, problems)
 
 
 def how_to_resume(config: Config, command: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -12,6 +12,12 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 class ConfigError(Exception):
     """A configuration that cannot be run. The text names each field, its value and the fix."""
+
+    @classmethod
+    def listing(cls, source: str, problems: Sequence[object]) -> ConfigError:
+        """All problems of `source` in one error, a line each."""
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        return ConfigError(f"{source}: {len(problems)} problem(s)\n{lines}")
 
 
 class Problems(ValueError):

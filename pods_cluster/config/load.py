@@ -96,8 +96,7 @@ def _build(tree: Mapping[str, Any], problems: list[str], source: str) -> Config:
             return config
     except ValidationError as error:
         problems = problems + explain(tree, error)
-    lines = "\n".join(f"  - {problem}" for problem in problems)
-    raise ConfigError(f"{source}: {len(problems)} problem(s)\n{lines}")
+    raise ConfigError.listing(source, problems)
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pods_cluster.config import DataConfig
 from pods_cluster.data.errors import DataError, RowError, closest
-from pods_cluster.data.written_values import as_text, without_padding
+from pods_cluster.data.written_values import as_text, value_at, without_padding
 
 PROMPT_ALIASES = ("prompt", "messages", "question", "problem", "query", "instruction", "input")
 ANSWER_ALIASES = ("answer", "ground_truth", "solution", "label", "target", "final_answer")
@@ -50,12 +50,7 @@ class Layout:
 
     def answer_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the row's reference answer as a text (lists and objects as JSON), or None when it has none."""
-        if self.answer is None:
-            return None
-        value: Any = row
-        for key in self.answer:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return as_text(value)
+        return None if self.answer is None else as_text(value_at(row, self.answer))
 
     def tools_of(self, row: Mapping[str, Any], index: int) -> list[Any] | None:
         """Return the row's tools for the chat template, from a column `tools` (a list, or its JSON). Raises RowError."""

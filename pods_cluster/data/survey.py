@@ -10,6 +10,7 @@ from pods_cluster.data.errors import RowError
 from pods_cluster.data.layout import TOOLS
 from pods_cluster.data.render import PromptRenderer
 from pods_cluster.data.stream import PromptStream, epoch_order
+from pods_cluster.data.written_values import value_at
 
 SECONDS = 10.0
 """Time that a survey may take."""
@@ -41,8 +42,7 @@ def survey(
             continue
         if len(prompt.token_ids) > stream.max_prompt_tokens:
             too_long[row] = len(prompt.token_ids)
-        answer = _at(values, render.layout.answer)
-        booleans += isinstance(answer, bool)
+        booleans += render.layout.answer is not None and isinstance(value_at(values, render.layout.answer), bool)
         unanswered += render.layout.answer is not None and prompt.answer is None
         if tools_row is None and values.get(TOOLS):
             tools_row = row
@@ -83,10 +83,3 @@ def _reads_tools(render: PromptRenderer, index: int, row: Mapping[str, Any]) -> 
 
 def _why_unread(render: PromptRenderer) -> str:
     return "the chat template does not read it" if render.chat else "prompts without a chat template do not read it"
-
-
-def _at(row: Mapping[str, Any], keys: tuple[str, ...] | None) -> Any:
-    value: Any = row
-    for key in keys or ():
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if keys else None

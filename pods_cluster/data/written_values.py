@@ -62,12 +62,16 @@ def holds_times(feature: Any) -> bool:
     return pa.types.is_temporal(kind)
 
 
+def value_at(row: Any, keys: Sequence[str]) -> Any:
+    """The value under the path `keys`; None where there is none."""
+    for key in keys:
+        row = row.get(key) if isinstance(row, Mapping) else None
+    return row
+
+
 def holds_text(features: Any, keys: Sequence[str]) -> bool:
     """Whether the value under `keys` is a text by the table's types."""
-    kind = features
-    for key in keys:
-        kind = kind.get(key) if isinstance(kind, Mapping) else None
-    return getattr(kind, "dtype", None) in ("string", "large_string")
+    return getattr(value_at(features, keys), "dtype", None) in ("string", "large_string")
 
 
 def _rows(path: Path) -> Iterator[Any]:
@@ -82,11 +86,10 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def _at(row: Any, keys: Sequence[str]) -> str | None:
-    for key in keys:
-        row = row.get(key) if isinstance(row, Mapping) else None
-    if row is None or isinstance(row, str):
-        return None if row is None else str(row)
-    return json.dumps(_plain(row), ensure_ascii=False)
+    value = value_at(row, keys)
+    if value is None or isinstance(value, str):
+        return None if value is None else str(value)
+    return json.dumps(_plain(value), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

@@ -130,10 +130,11 @@ def fault_of(path: Path) -> str | None:
     One from before checksums were written passes by its state alone.
     """
     try:
-        read_state(path)
+        tree = _read(path)
+        _state_of(path, tree)
     except CheckpointError as error:
         return str(error)
-    noted = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get("files")
+    noted = tree.get("files")
     if noted is None:
         return None
     for name, (size, _) in noted.items():
@@ -168,6 +169,10 @@ def _checksum(path: Path) -> tuple[int, int]:
 
 def read_state(path: Path) -> RunState:
     """Read the state of a whole checkpoint. Raises CheckpointError."""
+    return _state_of(path, _read(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -175,6 +180,10 @@ def read_state(path: Path) -> RunState:
     found = state.get("format") if isinstance(state, dict) else None
     if found != FORMAT:
         raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}")
+    return state
+
+
+def _state_of(path: Path, state: Mapping[str, Any]) -> RunState:
     try:
         return RunState(**{field.name: state[field.name] for field in fields(RunState) if field.name in state})
     except TypeError as error:

@@ -79,3 +79,8 @@ def plain_text(text: object, limit: int = 300) -> str:
     """One line that is safe on a terminal: no control characters, no line breaks, cut at `limit`."""
     line = "".join(char if char.isprintable() else " " for char in " ".join(str(text).split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
+from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import Record
 
@@ -217,10 +218,6 @@ def _wandb_key_is_known() -> bool:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _scalars(record: Record) -> dict[str, float]:
