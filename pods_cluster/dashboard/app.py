@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from pods_cluster import __version__
 from pods_cluster.client.controls import ControlFailed, Controls, LiveStatus, NotLive
-from pods_cluster.dashboard import api, guide, responses, schemas
+from pods_cluster.dashboard import api, control_schemas, guide, responses, schemas
 from pods_cluster.dashboard.access_token import COOKIE, Token
 from pods_cluster.dashboard.assets import Asset, Assets
 from pods_cluster.dashboard.guard import Guard, address_of, is_local, session_cookie
@@ -158,7 +158,7 @@ class _EventStream(StreamingResponse):
 
 
 @controls_router.post("/login", status_code=204, response_class=Response)
-def login(request: Request, body: schemas.Login) -> Response:
+def login(request: Request, body: control_schemas.Login) -> Response:
     """Give the token once; a cookie that this page alone can use stands for it then."""
     address = address_of(request.scope)
     token: Token = request.app.state.token
@@ -176,13 +176,13 @@ def login(request: Request, body: schemas.Login) -> Response:
 
 
 @controls_router.get("/session")
-def session(request: Request) -> schemas.Session:
+def session(request: Request) -> control_schemas.Session:
     """The rights of this client."""
     headers = {name.lower(): value for name, value in request.headers.items()}
     cookie = session_cookie(headers.get("cookie", ""))
     _, _, bearer = headers.get("authorization", "").partition(" ")
     token: Token = request.app.state.token
-    return schemas.Session(
+    return control_schemas.Session(
         local=is_local(request.scope, headers),
         signed_in=bool((cookie and token.opens(cookie)) or (bearer and token.matches(bearer.strip()))),
         controls=request.app.state.controls is not None,
@@ -197,19 +197,21 @@ async def live_status(request: Request, run: api.RunId) -> LiveStatus:
 
 
 @controls_router.post("/runs/{run}/scale", responses=api.NO_RUN)
-async def scale(request: Request, run: api.RunId, body: schemas.ScaleRequest) -> schemas.Accepted:
+async def scale(request: Request, run: api.RunId, body: control_schemas.ScaleRequest) -> control_schemas.Accepted:
     """Change the sizes of a live run's pools."""
     view = await run_in_threadpool(api.view_of, request, run)
-    return schemas.Accepted(
+    return control_schemas.Accepted(
         detail=await _reach(request, lambda controls: controls.scale(view.folder.name, body.generators, body.learners))
     )
 
 
 @controls_router.post("/runs/{run}/stop", responses=api.NO_RUN)
-async def stop(request: Request, run: api.RunId, body: schemas.StopRequest) -> schemas.Accepted:
+async def stop(request: Request, run: api.RunId, body: control_schemas.StopRequest) -> control_schemas.Accepted:
     """End a live run after what it is doing, its state saved."""
     view = await run_in_threadpool(api.view_of, request, run)
-    return schemas.Accepted(detail=await _reach(request, lambda controls: controls.stop(view.folder.name, body.reason)))
+    return control_schemas.Accepted(
+        detail=await _reach(request, lambda controls: controls.stop(view.folder.name, body.reason))
+    )
 
 
 async def _reach(request: Request, call: Any) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.messages import EvalRow, EvalSample, GeneratorError
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 
@@ -43,6 +45,11 @@ class Evaluation:
         self._rollouts: dict[GroupId, dict[int, Rollout]] = {group: {} for group in self.prompts}
         self._left = len(self.requests)
         self._changed = threading.Condition()
+
+    def submit_to(self, engine: Engine) -> int:
+        """Queue all requests; the weight version that they begin on."""
+        engine.submit(self.requests)
+        return engine.version
 
     def add(self, rollout: Rollout) -> None:
         """A scored completion. (An aborted one is left over from an evaluation that was given up.)"""
@@ -98,3 +105,32 @@ class Evaluation:
             )
             rows.append(EvalRow(prompt.epoch, prompt.row, version, samples))
         return rows
+
+
+class CurrentEvaluation:
+    """The evaluation that a worker is making, one at a time; its rollouts are told by their negative epochs."""
+
+    def __init__(self) -> None:
+        self._one = threading.Lock()
+        self._now: Evaluation | None = None
+
+    @contextmanager
+    def making(self, evaluation: Evaluation) -> Iterator[None]:
+        """`evaluation` is the one that takes completions, once the one before it has ended."""
+        with self._one:
+            self._now = evaluation
+            try:
+                yield
+            finally:
+                self._now = None
+
+    def prompt(self, group: GroupId) -> Prompt | None:
+        """The prompt of a completion, None where nobody waits for it any more."""
+        evaluation = self._now
+        return evaluation.prompts.get(group) if evaluation is not None else None
+
+    def add(self, rollout: Rollout) -> None:
+        """A scored completion, for whoever still waits for it."""
+        evaluation = self._now
+        if evaluation is not None and rollout.group in evaluation.prompts:
+            evaluation.add(rollout)

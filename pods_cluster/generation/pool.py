@@ -5,31 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
-from pods_cluster.generation.engine_thread import EngineHangs
-from pods_cluster.generation.members import Member, PoolMembers, TakePrinted
+from pods_cluster.generation.members import TakePrinted
 from pods_cluster.generation.messages import (
     EvalRow,
     Failure,
     GeneratorError,
     GroupRequest,
     Portion,
-    WorkerFailed,
     WorkerStats,
 )
-from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
+from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none
+from pods_cluster.generation.pool_calls import PoolCalls
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.generation.room_watch import RoomWatch
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
 
-class GeneratorPool(PoolMembers):
+class GeneratorPool(PoolCalls):
     """`generator.workers` workers `<run>/generator/<i>`; a replacement gets a new index.
 
     `selector` is the handle that workers report to (None: an evaluation alone). `actor_options` go to every worker's
@@ -51,7 +48,7 @@ class GeneratorPool(PoolMembers):
 
     async def adopt_version(self, version: int) -> None:
         """All workers serve the weights that they loaded from `model.path` as `version`; for runs without a learner."""
-        await self._ask_all(
+        await self.ask_all(
             {name: member.handle.adopt_version.remote(version) for name, member in self._members.items()}
         )
 
@@ -73,7 +70,7 @@ class GeneratorPool(PoolMembers):
                     member.load.pop(portion.group, None)
         there = {name: m for name, m in self._members.items() if not m.draining}
         # Where all have failed one stands in for the worker that `check` will have put in its place.
-        takers = _sound(there) or there
+        takers = {name: m for name, m in there.items() if not m.failure} or there
         if not takers:
             raise GeneratorError("no generator worker is left to submit to")
         ordered = sorted(((config.max_tokens if p.length is None else p.length, p) for p in portions),
@@ -100,15 +97,15 @@ class GeneratorPool(PoolMembers):
                 member.groups.add(portion.group)
                 member.load[portion.group] = round(len(indices) * length)
                 member.sampling += len(indices)
-        sound = _sound(self._members)
-        await self._ask_all(
+        sound = self.sound()
+        await self.ask_all(
             {name: sound[name].handle.submit.remote(part) for name, part in parts.items() if name in sound}
         )
 
     async def wait_for_room(self, places: int, timeout: float) -> int:
         """Wait until engines of serving workers have fewer than `places` rollouts, at most `timeout` seconds; how many
         more fit into those that said so."""
-        serving = {name: m.handle for name, m in _sound(self._members).items() if not m.draining}
+        serving = {name: m.handle for name, m in self.sound().items() if not m.draining}
         found = await self._room.wait(serving, places, timeout)
         for name, count in found.items():
             if name in self._members:
@@ -135,7 +132,7 @@ class GeneratorPool(PoolMembers):
             for name in self._holders(selection.group):
                 self._members[name].load.pop(selection.group, None)
                 wanted.setdefault(name, []).append((selection.group, tuple(kept.get(name, ()))))
-        await self._tell({name: self._members[name].handle.keep.remote(part) for name, part in wanted.items()})
+        await self.tell({name: self._members[name].handle.keep.remote(part) for name, part in wanted.items()})
 
     async def drop(self, groups: Sequence[GroupId]) -> None:
         """Workers forget these groups and abort what is unfinished of them."""
@@ -145,7 +142,7 @@ class GeneratorPool(PoolMembers):
                 self._members[name].load.pop(group, None)
                 self._members[name].groups.discard(group)
                 unwanted.setdefault(name, []).append(group)
-        await self._tell({name: self._members[name].handle.drop.remote(part) for name, part in unwanted.items()})
+        await self.tell({name: self._members[name].handle.drop.remote(part) for name, part in unwanted.items()})
 
     async def sample(self, group: GroupId) -> list[Rollout]:
         """Copies of the group's finished rollouts, by index; empty where their worker is gone."""
@@ -171,7 +168,7 @@ class GeneratorPool(PoolMembers):
                 for name, part in parts.items()
                 if part
             }
-            answers = await self._ask_all(calls)
+            answers = await self.ask_all(calls)
             for name, answer in answers.items():
                 rows.update(zip(parts[name], answer, strict=True))
             missing = [index for index in missing if index not in rows]
@@ -181,16 +178,16 @@ class GeneratorPool(PoolMembers):
 
     async def check(self) -> list[Failure]:
         """Workers that died, failed or hang: ended, taken out of the pool, and reported once."""
-        stats = await self._all_stats()
+        stats = await self.all_stats()
         failures = []
         for name, member in list(self._members.items()):
-            if (complaint := member.failure or self._complaint(member, stats.get(name))) is not None:
+            if (complaint := member.failure or self.complaint(member, stats.get(name))) is not None:
                 failures.append(self._discard(name, complaint))
         return failures
 
     async def observe(self) -> None:
         """Renew `scoring`, and fetch what rewards printed."""
-        await self._all_stats()
+        await self.all_stats()
 
     async def fail(self, worker: str, reason: str) -> list[Failure]:
         """End a worker that someone else has a complaint about (no weights taken, say) and take it out."""
@@ -198,7 +195,7 @@ class GeneratorPool(PoolMembers):
 
     async def stats(self) -> PoolStats:
         """Every worker that answers; counts are those since the last call."""
-        workers, last = await self._all_stats(), self._last
+        workers, last = await self.all_stats(), self._last
         before = counters(last)
         since: Counter[str] = Counter(
             {"generator/replaced": self._replaced, "generator/preemptions": 0, "tokens/prompt": 0}
@@ -225,100 +222,3 @@ class GeneratorPool(PoolMembers):
 
     def _holders(self, group: GroupId) -> list[str]:
         return [name for name, member in self._members.items() if group in member.groups]
-
-    def _complaint(self, member: Member, stats: WorkerStats | None) -> str | None:
-        if stats is None:
-            member.unanswered += 1
-            return f"did not answer for {2 * ANSWER_SECONDS:g} s" if member.unanswered >= 2 else None
-        member.unanswered = 0
-        if stats.error is not None:
-            return stats.error
-        limit = self.config.generator.request_timeout
-        if stats.stalled_seconds > limit:
-            return (
-                f"hangs: {stats.engine.running + stats.engine.waiting} rollout(s) in flight and none finished for "
-                f"{stats.stalled_seconds:.0f} s (generator.request_timeout: {limit:g})"
-            )
-        return None
-
-    async def _all_stats(self) -> dict[str, WorkerStats]:
-        names = list(self._members)
-
-        async def ask(name: str) -> WorkerStats | None:
-            member = self._members[name]
-            try:
-                return await asyncio.wait_for(as_coroutine(member.handle.stats.remote()), ANSWER_SECONDS)
-            except RayActorError as error:
-                member.failure = f"died: {cause(error)}"
-            except TimeoutError:
-                pass
-            return None
-
-        answers = await asyncio.gather(*(ask(name) for name in names))
-        stats = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
-        self.scoring.update({name: answer.scorers for name, answer in stats.items()})
-        self.scoring.generating = sum(answer.engine.running + answer.engine.waiting for answer in stats.values())
-        told = {name: answer.scorers.printed for name, answer in stats.items() if answer.scorers is not None}
-        news = [(name, member) for name, member in self._members.items() if told.get(name, 0) > member.printed]
-        await asyncio.gather(*(self._fetch_printed(name, member) for name, member in news))
-        return stats
-
-    async def _ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
-        """Answers by worker. What a method raises is raised, the cause itself.
-
-        A worker that dies, or whose engine hangs, is marked and has no answer; so has one that stops to answer `stats`
-        meanwhile: a call may take long, but none is waited for without a sign of life.
-        """
-        tasks = {asyncio.ensure_future(as_coroutine(call)): name for name, call in calls.items()}
-        finished: set[asyncio.Task[Any]] = set()
-        pending = set(tasks)
-        try:
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=ANSWER_SECONDS)
-                finished |= done
-                if not done:
-                    lost = await self._lost({tasks[task] for task in pending})
-                    pending = {task for task in pending if tasks[task] not in lost}
-        finally:
-            for task in tasks:
-                task.cancel()
-        answered: dict[str, Any] = {}
-        for task, name in tasks.items():
-            if task not in finished:
-                continue
-            error = task.exception()
-            if error is None:
-                answered[name] = task.result()
-            elif not self._mark_failed(name, error):
-                raise error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
-        return answered
-
-    async def _lost(self, names: set[str]) -> set[str]:
-        """The workers among these that are gone, failed or hang; they are marked."""
-        stats = await self._all_stats()
-        for name, member in self._members.items():
-            if name in names and member.failure is None:
-                member.failure = self._complaint(member, stats.get(name))
-        return {name for name in names if name not in self._members or self._members[name].failure is not None}
-
-    def _mark_failed(self, name: str, error: BaseException) -> bool:
-        """Whether a call's error means that its worker is to be replaced; it is marked then."""
-        if isinstance(error, RayActorError):
-            reason = f"died: {cause(error)}"
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, EngineHangs):
-            reason = f"hangs: {error.cause}"
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, WorkerFailed):
-            reason = str(error.cause)
-        else:
-            return False
-        if name in self._members:
-            self._members[name].failure = reason
-        return True
-
-    async def _tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
-        await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))
-
-
-def _sound(members: Mapping[str, Member]) -> dict[str, Member]:
-    """Those without a complaint."""
-    return {name: member for name, member in members.items() if not member.failure}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
-from pods_cluster.generation.eval_requests import Evaluation
+from pods_cluster.generation.eval_requests import CurrentEvaluation, Evaluation
 from pods_cluster.generation.messages import EvalRow, GroupRequest, WorkerFailed, WorkerInfo, WorkerStats
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.postprocess import Postprocessor
@@ -28,7 +28,6 @@ T = TypeVar("T")
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
 
-NOT_HERE = "not finished, or taken or dropped before"
 _WATCHDOG_GRACE = 2.0
 """Seconds after the deadline of a transfer at which it is broken off from outside the engine's thread."""
 _GIVE_UP_GRACE = 15.0
@@ -48,8 +47,7 @@ class GeneratorWorker:
         self.name = name
         self._error: str | None = None
         self._store = RolloutStore()
-        self._evaluating = threading.Lock()
-        self._evaluation: Evaluation | None = None
+        self._evaluations = CurrentEvaluation()
         self._scorers: Any = None
         self._postprocessor: Postprocessor | None = None
         link = SelectorLink(selector, config.generator.request_timeout)
@@ -128,7 +126,7 @@ class GeneratorWorker:
         for group, indices in wanted:
             taken, missing = self._store.take(GroupId(*group), list(indices))
             found += taken
-            absent.update(((GroupId(*group), index), NOT_HERE) for index in missing)
+            absent.update(((GroupId(*group), index), "not finished, or taken or dropped before") for index in missing)
         self._rescore(found)
         return pack(found, absent)
 
@@ -167,14 +165,12 @@ class GeneratorWorker:
         evaluation = Evaluation(prompts, sampling, samples)
         if not evaluation.requests:
             return []
-        with self._evaluating:
-            self._evaluation = evaluation
+        with self._evaluations.making(evaluation):
             try:
-                version = self._call("submit", lambda engine: _submit(engine, evaluation))
+                version = self._call("submit", evaluation.submit_to)
                 evaluation.wait(self.config.generator.request_timeout, self._check)
                 return evaluation.rows(version)
             finally:
-                self._evaluation = None
                 if evaluation.left:
                     self._abort([request.key for request in evaluation.requests])
 
@@ -282,10 +278,9 @@ class GeneratorWorker:
         postprocessor = self._postprocessor
         assert postprocessor is not None
         wanted: list[tuple[Rollout, Prompt]] = []
-        evaluation = self._evaluation
         for rollout in rollouts:
             if rollout.group.epoch < 0:
-                prompt = evaluation.prompts.get(rollout.group) if evaluation is not None else None
+                prompt = self._evaluations.prompt(rollout.group)
             elif (prompt := self._store.prompt(rollout)) is None:
                 self._store.finish(rollout)
             if prompt is not None:
@@ -296,17 +291,10 @@ class GeneratorWorker:
 
     def _take_scored(self, rollout: Rollout) -> None:
         if rollout.group.epoch < 0:
-            evaluation = self._evaluation
-            if evaluation is not None and rollout.group in evaluation.prompts:
-                evaluation.add(rollout)
+            self._evaluations.add(rollout)
             return
         size = self._store.finish(rollout)
         if size is not None:
             # What settles a group has to be known at once where its other rollouts are ended for it.
             more = self.config.selector.settle != "abort" and self._store.expects(rollout.group)
             self._reporter.add(rollout, size, more)
-
-
-def _submit(engine: Engine, evaluation: Evaluation) -> int:
-    engine.submit(evaluation.requests)
-    return engine.version

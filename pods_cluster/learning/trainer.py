@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
@@ -19,12 +17,13 @@ from pods_cluster.learning.deepspeed_engine import TrainingEngine
 from pods_cluster.learning.forward import Policy, adapter_disabled, log_prob_tolerance, sample_batch, unwrap_peft
 from pods_cluster.learning.kernel_choice import apply_kernels, choose_kernels, choose_packing
 from pods_cluster.learning.loss import GrpoLoss, LossSettings
+from pods_cluster.learning.loss_inputs import LossInputs, check_lengths, loss_inputs
 from pods_cluster.learning.microbatches import MicroBatch
 from pods_cluster.learning.policy_model import ModelError, load_model, prepare_for_training
 from pods_cluster.learning.reports import RankResult
 from pods_cluster.learning.step_metrics import TokenStats
 from pods_cluster.learning.step_plan import RankPlan
-from pods_cluster.learning.token_batch import TokenBatch, TokenPair, move_together, pack, pad
+from pods_cluster.learning.token_batch import TokenBatch, TokenPair, pack, pad
 from pods_cluster.learning.weight_source import AdapterWeights, ModelWeights
 from pods_cluster.types import Locator, Rollout
 
@@ -132,7 +131,7 @@ class Trainer:
         """
         started = time.monotonic()
         for sequence in plan.sequences:
-            _check_lengths(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
+            check_lengths(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
         result = RankResult(learning_rate=learning_rate)
         readings: list[_Reading] = []
         old = self._old_log_probs(plan, rollouts)
@@ -149,17 +148,17 @@ class Trainer:
 
     def _prepare(
         self, update: Sequence[MicroBatch], rollouts: Mapping[Locator, Rollout]
-    ) -> Iterator[tuple[MicroBatch, _Inputs]]:
+    ) -> Iterator[tuple[MicroBatch, LossInputs]]:
         """The micro-batches with their tensors on the device, each laid out on the host while the one before computes."""
         if self.engine.device.type == "cpu":
-            yield from ((microbatch, _inputs(microbatch, rollouts)) for microbatch in update)
+            yield from ((microbatch, loss_inputs(microbatch, rollouts)) for microbatch in update)
             return
         with ThreadPoolExecutor(1, "prepare") as host:
-            coming = host.submit(_inputs, update[0], rollouts)
+            coming = host.submit(loss_inputs, update[0], rollouts)
             for position, microbatch in enumerate(update):
                 inputs = coming.result().to(self.engine.device)
                 if position + 1 < len(update):
-                    coming = host.submit(_inputs, update[position + 1], rollouts)
+                    coming = host.submit(loss_inputs, update[position + 1], rollouts)
                 yield microbatch, inputs
 
     def _old_log_probs(
@@ -175,7 +174,7 @@ class Trainer:
                 old[index, position] = self.engine.log_probs(inputs.batch, self.temperature)
         return old
 
-    def _loss(self, inputs: _Inputs, old: Float32[Tensor, " tokens"] | None) -> tuple[Float32[Tensor, ""], _Reading]:
+    def _loss(self, inputs: LossInputs, old: Float32[Tensor, " tokens"] | None) -> tuple[Float32[Tensor, ""], _Reading]:
         """Loss of a micro-batch with its gradient, and its statistics on the device."""
         objective = GrpoLoss(
             old,
@@ -230,55 +229,6 @@ class Trainer:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@dataclass(slots=True)
-class _Inputs:
-    """Tensors of a micro-batch: its tokens, and for each completion token what the loss needs beside the model."""
-
-    batch: TokenBatch
-    advantages: Float32[Tensor, " tokens"]
-    token_weights: Float32[Tensor, " tokens"]
-    engine_log_probs: Float32[Tensor, " tokens"]
-
-    def to(self, device: torch.device) -> _Inputs:
-        return _Inputs(
-            self.batch.to(device),
-            *move_together([self.advantages, self.token_weights, self.engine_log_probs], device),
-        )
-
-
-def _inputs(microbatch: MicroBatch, rollouts: Mapping[Locator, Rollout]) -> _Inputs:
-    """Lay a micro-batch out on the host. Log-probabilities that the engine did not give are NaN."""
-    held = [rollouts[sequence.locator] for sequence in microbatch.sequences]
-    pairs = [(rollout.prompt_ids, rollout.token_ids) for rollout in held]
-    lengths = [len(rollout.token_ids) for rollout in held]
-    engine = np.full(sum(lengths), math.nan, np.float32)
-    end = 0
-    for rollout, length in zip(held, lengths, strict=True):
-        if rollout.logprobs is not None:
-            engine[end : end + length] = rollout.logprobs
-        end += length
-    values = np.array([(s.advantage, s.token_weight) for s in microbatch.sequences], np.float32).reshape(-1, 2)
-    per_token = torch.from_numpy(np.repeat(values, lengths, axis=0))
-    return _Inputs(
-        pack(pairs) if microbatch.packed else pad(pairs),
-        per_token[:, 0],
-        per_token[:, 1],
-        torch.from_numpy(engine),
-    )
-
-
-def _check_lengths(rollout: Rollout, prompt_tokens: int, completion_tokens: int) -> None:
-    if (len(rollout.prompt_ids), len(rollout.token_ids)) != (prompt_tokens, completion_tokens):
-        raise ValueError(
-            f"rollout {rollout.key} has {len(rollout.prompt_ids)} prompt and {len(rollout.token_ids)} completion "
-            f"tokens, its worker reported {prompt_tokens} and {completion_tokens}"
-        )
-    if rollout.logprobs is not None and len(rollout.logprobs) != len(rollout.token_ids):
-        raise ValueError(
-            f"rollout {rollout.key} has {len(rollout.logprobs)} log-probabilities for {len(rollout.token_ids)} tokens"
-        )
 
 
 @dataclass(slots=True)

@@ -1,0 +1,117 @@
+"""Calls to the workers of a pool: all at once, with a sign of life asked for while they last, and what each failure means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from pods_cluster.generation.engine_thread import EngineHangs
+from pods_cluster.generation.members import Member, PoolMembers
+from pods_cluster.generation.messages import WorkerFailed, WorkerStats
+from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
+
+
+class PoolCalls(PoolMembers):
+    """Members that can be asked. A worker that is gone, failed or hangs is marked: its `failure` says why."""
+
+    def sound(self) -> dict[str, Member]:
+        """Members without a complaint."""
+        return {name: member for name, member in self._members.items() if not member.failure}
+
+    def complaint(self, member: Member, stats: WorkerStats | None) -> str | None:
+        """Why this worker is to be replaced, by what it says of itself (None: no answer in time)."""
+        if stats is None:
+            member.unanswered += 1
+            return f"did not answer for {2 * ANSWER_SECONDS:g} s" if member.unanswered >= 2 else None
+        member.unanswered = 0
+        if stats.error is not None:
+            return stats.error
+        limit = self.config.generator.request_timeout
+        if stats.stalled_seconds > limit:
+            return (
+                f"hangs: {stats.engine.running + stats.engine.waiting} rollout(s) in flight and none finished for "
+                f"{stats.stalled_seconds:.0f} s (generator.request_timeout: {limit:g})"
+            )
+        return None
+
+    async def all_stats(self) -> dict[str, WorkerStats]:
+        """Stats of every worker that answers in time; renews `scoring`, and fetches what rewards printed."""
+        names = list(self._members)
+
+        async def ask(name: str) -> WorkerStats | None:
+            member = self._members[name]
+            try:
+                return await asyncio.wait_for(as_coroutine(member.handle.stats.remote()), ANSWER_SECONDS)
+            except RayActorError as error:
+                member.failure = f"died: {cause(error)}"
+            except TimeoutError:
+                pass
+            return None
+
+        answers = await asyncio.gather(*(ask(name) for name in names))
+        stats = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+        self.scoring.update({name: answer.scorers for name, answer in stats.items()})
+        self.scoring.generating = sum(answer.engine.running + answer.engine.waiting for answer in stats.values())
+        told = {name: answer.scorers.printed for name, answer in stats.items() if answer.scorers is not None}
+        news = [(name, member) for name, member in self._members.items() if told.get(name, 0) > member.printed]
+        await asyncio.gather(*(self._fetch_printed(name, member) for name, member in news))
+        return stats
+
+    async def ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+        """Answers by worker. What a method raises is raised, the cause itself.
+
+        A worker that dies, or whose engine hangs, is marked and has no answer; so has one that stops to answer `stats`
+        meanwhile: a call may take long, but none is waited for without a sign of life.
+        """
+        tasks = {asyncio.ensure_future(as_coroutine(call)): name for name, call in calls.items()}
+        finished: set[asyncio.Task[Any]] = set()
+        pending = set(tasks)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=ANSWER_SECONDS)
+                finished |= done
+                if not done:
+                    lost = await self._lost({tasks[task] for task in pending})
+                    pending = {task for task in pending if tasks[task] not in lost}
+        finally:
+            for task in tasks:
+                task.cancel()
+        answered: dict[str, Any] = {}
+        for task, name in tasks.items():
+            if task not in finished:
+                continue
+            error = task.exception()
+            if error is None:
+                answered[name] = task.result()
+            elif not self._mark_failed(name, error):
+                raise error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
+        return answered
+
+    async def _lost(self, names: set[str]) -> set[str]:
+        """The workers among these that are gone, failed or hang; they are marked."""
+        stats = await self.all_stats()
+        for name, member in self._members.items():
+            if name in names and member.failure is None:
+                member.failure = self.complaint(member, stats.get(name))
+        return {name for name in names if name not in self._members or self._members[name].failure is not None}
+
+    def _mark_failed(self, name: str, error: BaseException) -> bool:
+        """Whether a call's error means that its worker is to be replaced; it is marked then."""
+        if isinstance(error, RayActorError):
+            reason = f"died: {cause(error)}"
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, EngineHangs):
+            reason = f"hangs: {error.cause}"
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, WorkerFailed):
+            reason = str(error.cause)
+        else:
+            return False
+        if name in self._members:
+            self._members[name].failure = reason
+        return True
+
+    async def tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
+        """Make calls whose errors `check` will find."""
+        await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))
