@@ -258,6 +258,8 @@ class Selection:
     group_std: float
     group_valid: int
     settled: bool = False
+    weights: Float64[np.ndarray, " kept"] | None = None
+    """What each rollout counts in the loss beside the others of its group, where the rule weights; None: all alike."""
 
     def __len__(self) -> int:
         return len(self.locators)

@@ -16,9 +16,11 @@ from rich.table import Table
 
 from pods_cluster import __version__
 from pods_cluster.client import MissingPackage, plan_command
+from pods_cluster.client.compare_command import compare_runs
 from pods_cluster.client.completion import override_names
 from pods_cluster.client.figure_command import figure
 from pods_cluster.client.run_commands import add_to
+from pods_cluster.client.sweep_command import sweep
 from pods_cluster.config import Config, ConfigError, load_config
 from pods_cluster.run.ray_access import use_ray_token
 
@@ -185,6 +187,8 @@ def quickstart(
 add_to(app)
 plan_command.add_to(app)
 app.command()(figure)
+app.command()(sweep)
+app.command("compare")(compare_runs)
 
 
 def _version(value: bool) -> None:

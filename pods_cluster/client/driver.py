@@ -64,7 +64,7 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
             ray.shutdown()
 
 
-class _Interrupts:
+class Interrupts:
     """Notes Ctrl-C, SIGTERM and SIGHUP in place of raising: an exception could come in the middle of any call, and be
     swallowed there.
 
@@ -79,7 +79,7 @@ class _Interrupts:
         self._before: dict[int, Any] = {}
         self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
-    def __enter__(self) -> _Interrupts:
+    def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
@@ -166,7 +166,7 @@ def _open(watch: _Watch) -> None:
 def _follow(watch: _Watch, progress: Progress) -> Summary:
     done = watch.controller.run.remote()
     stopped_at = None
-    with _Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         while not ray.wait([done], timeout=POLL_SECONDS)[0]:
             progress.feed(watch.feed())
             if interrupts.reason is not None and stopped_at is None:

@@ -20,7 +20,8 @@ def figure(
         list[str], typer.Argument(metavar="[LABEL=]RUN", help="Folders of runs; those of one label are its seeds.")
     ],
     x: Annotated[
-        str, typer.Option("--x", help="What is across: steps, minutes, gpu-seconds, rollouts or tokens.")
+        str,
+        typer.Option("--x", help="What is across: steps, minutes, training-minutes, gpu-seconds, rollouts or tokens."),
     ] = "minutes",
     y: Annotated[
         list[str] | None, typer.Option("--y", metavar="METRIC", help="What is up, one panel each; accuracy and reward.")

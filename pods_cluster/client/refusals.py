@@ -30,10 +30,8 @@ def refuse_start(config: Config, *, resume: bool) -> None:
     if not resume:
         RunFolder.refuse_occupied(run_folder(config.run.dir), config.run.name)
         return
-    folder = RunFolder.open(folder.path)
-    checkpoint = checkpoints.latest(folder.checkpoints)
-    if checkpoint is not None:
-        _refuse_finished(config, folder, checkpoints.read_state(checkpoint))
+    if finished := why_finished(config, RunFolder.open(folder.path)):
+        raise RunFolderError(finished)
 
 
 def check_names(config: Config, *, own_rule: bool = True) -> None:
@@ -65,19 +63,22 @@ def how_to_resume(config: Config, command: str) -> str:
     return f"nothing was saved; begin it again with: {command}" if folder.config.is_file() else ""
 
 
-def _refuse_finished(config: Config, folder: RunFolder, state: checkpoints.RunState) -> None:
-    """A run that ended well and has no step left would only load its state, and write it again."""
+def why_finished(config: Config, folder: RunFolder) -> str:
+    """Why nothing is left to do in a run that ended well, which would only load its state and write it again; else empty."""
+    checkpoint = checkpoints.latest(folder.checkpoints)
     event = newest(folder.events, lambda line: line.get("kind") in (*END_EVENTS, *START_EVENTS))
     exported = not config.run.export or (folder.model / "config.json").is_file()
-    if event is None or event.get("kind") != "finished" or not exported:
-        return
+    if checkpoint is None or event is None or event.get("kind") != "finished" or not exported:
+        return ""
+    state = checkpoints.read_state(checkpoint)
     if state.step >= config.run.steps:
-        raise RunFolderError(
+        return (
             f"{folder.path}: is finished (run.steps: {config.run.steps}, its newest checkpoint is of step {state.step}); "
             f"raise run.steps to go on with it, or choose another run.name"
         )
     if config.run.max_seconds is not None and state.seconds >= config.run.max_seconds:
-        raise RunFolderError(
+        return (
             f"{folder.path}: is finished (run.max_seconds: {config.run.max_seconds:g}, it has worked {state.seconds:.0f} s); "
             f"raise run.max_seconds to go on with it, or choose another run.name"
         )
+    return ""

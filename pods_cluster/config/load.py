@@ -52,20 +52,29 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
     Raises ConfigError for a file that cannot be read, or with all wrong fields in one message.
     """
-    path = Path(path)
+    return parse_config(_text_of(Path(path), "a run's YAML file"), overrides, source=str(path))
+
+
+def load_tree(path: str | Path, what: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds, read as `load_config` reads one; `what` says what kind of file was expected.
+
+    Raises ConfigError.
+    """
+    return _tree_of(_text_of(Path(path), what), str(path), f"the fields of {what}")
+
+
+def _text_of(path: Path, what: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run's YAML file") from None
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of {what}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
-    return parse_config(text, overrides, source=str(path))
 
 
-def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "configuration") -> Config:
-    """Parse a YAML text as `load_config` does a file; `source` names it in errors. Raises ConfigError."""
+def _tree_of(text: str, source: str, what: str) -> dict[str, Any]:
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
@@ -73,7 +82,13 @@ def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "con
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{source}: holds {type(tree).__name__}, not the sections of a run (model, data, reward, …)")
+        raise ConfigError(f"{source}: holds {type(tree).__name__}, not {what}")
+    return tree
+
+
+def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "configuration") -> Config:
+    """Parse a YAML text as `load_config` does a file; `source` names it in errors. Raises ConfigError."""
+    tree = _tree_of(text, source, "the sections of a run (model, data, reward, …)")
     problems: list[str] = []
     for override in overrides:
         try:

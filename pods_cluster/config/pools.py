@@ -133,7 +133,8 @@ class SelectorConfig(Section):
     """The choice of the m rollouts of each prompt's n that are trained on."""
 
     rule: str = Field(default="max_variance", min_length=1)
-    """`max_variance` (PODS), `max_reward`, `min_reward`, `random`, `percentile`, or `package.module:function`."""
+    """`max_variance` (PODS), `max_reward`, `min_reward`, `random`, `percentile`, `abs_advantage`, `balanced`, `shortest`,
+    `reward_per_token`, `cost_aware` (docs/algorithms.md), or `package.module:function`."""
     keep: int = Field(default=16, ge=2)
     """m: rollouts kept of each group; with m = n the run is plain GRPO."""
     min_valid: int | None = Field(default=None, ge=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,12 @@ from pods_cluster.dashboard import schemas
 from pods_cluster.dashboard.columns import Columns
 from pods_cluster.dashboard.run_view import RunView
 from pods_cluster.telemetry.curves import CurveError, RunSeries
+from pods_cluster.telemetry.settings import differing
 
 STEPS = 10
 """Steps over which a reward is averaged: one step's is mostly noise."""
 ACCURACIES = ("eval/greedy_accuracy", "eval/sampled_accuracy")
 _SIZES = ("generator/workers", "learner/workers")
-_OWN = frozenset({"run.name", "run.dir"})
-"""Settings that tell runs apart and say nothing about them."""
 
 
 def figures(view: RunView) -> schemas.Figures:
@@ -51,14 +49,7 @@ def figures(view: RunView) -> schemas.Figures:
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[schemas.SettingDifference]:
     """The settings in which the configurations differ, by their path, in the order of the first that has them."""
-    flat = [_flat(config) for config in configs]
-    names = dict.fromkeys(name for config in flat for name in config)
-    found = []
-    for name in names:
-        values = [config.get(name) for config in flat]
-        if name not in _OWN and len({json.dumps(value, sort_keys=True, default=str) for value in values}) > 1:
-            found.append(schemas.SettingDifference(name=name, values=values))
-    return found
+    return [schemas.SettingDifference(name=name, values=values) for name, values in differing(configs).items()]
 
 
 def _gpu_seconds(name: str, columns: Columns, config: Mapping[str, Any]) -> float | None:
@@ -101,13 +92,3 @@ def _means(values: np.ndarray) -> tuple[float | None, float | None]:
 
 def _plain(value: float) -> float:
     return float(f"{value:.7g}")
-
-
-def _flat(tree: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(tree, Mapping):
-        return {
-            name: value
-            for key, branch in tree.items()
-            for name, value in _flat(branch, f"{path}.{key}" if path else str(key)).items()
-        }
-    return {path: tree} if path else {}

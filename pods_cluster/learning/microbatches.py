@@ -13,7 +13,8 @@ from pods_cluster.types import GroupId, Locator
 class PlannedSequence:
     """One kept rollout in an optimiser step.
 
-    `weight` is 1 / (groups in the optimiser step x kept in its group), so the weights of an optimiser step sum to 1.
+    `weight` is 1 / (groups in the optimiser step x kept in its group), so the weights of an optimiser step sum to 1; times
+    its own weight where the selection rule gives one (`Selection.weights`).
     `token_weight` is the weight of each of its tokens in the loss, by the kind of loss.
     """
 

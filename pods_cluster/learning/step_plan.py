@@ -183,6 +183,7 @@ def _subset(selection: Selection, index: list[int]) -> Selection:
         rewards=selection.rewards[index],
         lengths=selection.lengths[index],
         first_versions=selection.first_versions[index],
+        weights=None if selection.weights is None else selection.weights[index],
     )
 
 
@@ -224,12 +225,14 @@ def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[
             group_mean=selection.group_mean,
             group_std=selection.group_std,
         )
-        weight = 1.0 / (len(selections) * len(selection))
-        for locator, advantage, length in zip(
-            selection.locators, values.tolist(), selection.lengths.tolist(), strict=True
+        equal = 1.0 / (len(selections) * len(selection))
+        counts = [1.0] * len(selection) if selection.weights is None else selection.weights.tolist()
+        for locator, advantage, length, count in zip(
+            selection.locators, values.tolist(), selection.lengths.tolist(), counts, strict=True
         ):
+            weight = count * equal
             if settings.loss == "token_mean":
-                token_weight = 1.0 / max(all_tokens, 1)
+                token_weight = count / max(all_tokens, 1)
             elif settings.loss == "dr_grpo":
                 token_weight = weight / settings.max_tokens
             else:

@@ -74,15 +74,17 @@ def hint_autoscaler(config: Config, sizes: Sizes | None) -> None:
         log.warning("the autoscaler could not be told what the run wants: %s", error)
 
 
-def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:
+def connect(config: Config, *, quiet: bool = True, runs: int = 1) -> dict[str, Any]:
     """Connect to Ray and check that the pools fit. Returns the cluster's total resources.
+
+    A local cluster is made for so many `runs` of this size side by side.
 
     Inside a Ray job or with RAY_ADDRESS set, that cluster is used; else a local one is started with as many CPU slots
     as the pools ask for (slots, not cores: on a laptop the pools take turns).
     Raises ClusterError.
     """
     if not ray.is_initialized():
-        _initialise(config, quiet=quiet)
+        _initialise(config, quiet=quiet, runs=runs)
     resources = ray.cluster_resources()
     demand = Demand.of(config, resources.get("GPU", 0.0))
     for kind, needed, unit in (("CPU", demand.cpus, "CPUs"), ("GPU", demand.gpus, "GPUs")):
@@ -96,7 +98,7 @@ def connect(config: Config, *, quiet: bool = True) -> dict[str, Any]:
     return resources
 
 
-def _initialise(config: Config, *, quiet: bool) -> None:
+def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
     address = config.cluster.address
     options: dict[str, Any] = {
         "namespace": NAMESPACE,
@@ -113,7 +115,7 @@ def _initialise(config: Config, *, quiet: bool) -> None:
             return
         # A cluster of its own must not be joined by, or join, one that a variable points to.
         os.environ.pop("RAY_ADDRESS", None)
-        slots = max(os.cpu_count() or 1, int(Demand.of(config, 0.0).cpus + 0.999) + SPARE_SLOTS)
+        slots = max(os.cpu_count() or 1, int(runs * Demand.of(config, 0.0).cpus + 0.999) + SPARE_SLOTS)
         # Ray would start an idle process for each of them.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)

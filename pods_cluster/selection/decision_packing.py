@@ -51,6 +51,7 @@ def pack_selections(selections: list[Selection]) -> tuple[Any, ...]:
         np.concatenate([selection.rewards for selection in selections]),
         np.concatenate([selection.lengths for selection in selections]),
         np.concatenate([selection.first_versions for selection in selections]),
+        [selection.weights for selection in selections],
     )
 
 
@@ -58,10 +59,10 @@ def unpack_selections(packed: tuple[Any, ...]) -> list[Selection]:
     """Unpack what `pack_selections` made; the arrays are copies, which may be written to."""
     if not packed:
         return []
-    heads, counts, workers, holders, indices, rewards, lengths, first_versions = packed
+    heads, counts, workers, holders, indices, rewards, lengths, first_versions, weights = packed
     names, positions = [workers[holder] for holder in holders.tolist()], indices.tolist()
     selections, start = [], 0
-    for (prompt_tokens, mean, std, valid, settled, *group), count in zip(heads, counts, strict=True):
+    for (prompt_tokens, mean, std, valid, settled, *group), count, own in zip(heads, counts, weights, strict=True):
         end = start + count
         group_id = GroupId(*group)
         selections.append(
@@ -76,6 +77,7 @@ def unpack_selections(packed: tuple[Any, ...]) -> list[Selection]:
                 group_std=std,
                 group_valid=valid,
                 settled=settled,
+                weights=own,
             )
         )
         start = end

@@ -234,6 +234,7 @@ class GroupAssembler:
             group_std=outcome.group_std,
             group_valid=outcome.n_valid,
             settled=self.settled,
+            weights=outcome.weights,
         )
 
     def stats(self) -> GroupStats:

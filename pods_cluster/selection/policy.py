@@ -36,11 +36,34 @@ def selection_policy(config: Config) -> SelectionPolicy:
     """Resolve how a run selects. Imports the rule's module.
 
     Raises ConfigError: an unknown rule (`UnknownRuleError`), options that it does not take (`RuleOptionsError`), or
-    `selector.settle` with a rule that states no settled condition or with rewards that declare no range.
+    `selector.settle` with a rule that states no settled condition or with rewards that declare no range, or a rule that
+    weights what it keeps with advantages or a loss that its weights do not fit.
     """
     rule = resolve(config.selector.rule, config.selector.options)
+    if rule.weighted:
+        _refuse_unfit_for_weights(config)
     scope = config.learner.advantage.scope
     return SelectionPolicy(config.selector, rule, config.run.seed, scope, _settling(config, rule))
+
+
+def _refuse_unfit_for_weights(config: Config) -> None:
+    """Inverse-probability weights estimate a mean over the group: of its own advantages, not of those after the choice."""
+    learner, name = config.learner, config.selector.rule
+    problems = []
+    if learner.advantage.scope != "group":
+        problems.append(
+            f"learner.advantage.scope: {learner.advantage.scope} is not possible with selector.rule: {name}, whose weights "
+            f"estimate the mean over the whole group; set scope: group"
+        )
+    if learner.loss == "token_mean":
+        problems.append(
+            f"learner.loss: token_mean divides by the kept tokens, which selector.rule: {name} draws by their cost; use "
+            f"sequence_mean or dr_grpo"
+        )
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        raise ConfigError.listing(config.run.name, problems)
 
 
 def _settling(config: Config, rule: Rule) -> Settling | None:

@@ -10,14 +10,18 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from pods_cluster.config import ConfigError
 from pods_cluster.selection import rules
-from pods_cluster.selection.rules import Indices, Rewards, RuleContext, RuleFunction
+from pods_cluster.selection.abs_advantage import abs_advantage
+from pods_cluster.selection.balanced import balanced
+from pods_cluster.selection.cost_aware import cost_aware
+from pods_cluster.selection.gfpo import reward_per_token, shortest
+from pods_cluster.selection.rules import Indices, Rewards, RuleContext, RuleFunction, Weighted, Weights
 from pods_cluster.selection.settle import SettledCondition, is_settled
 from pods_cluster.types import GroupId
 
@@ -43,12 +47,21 @@ class Rule:
     options: Mapping[str, Any] = field(default_factory=dict)
     settled: SettledCondition | None = None
     builtin: bool = False
-    """Built-in rules read rewards only and are proven in the tests; what other rules return is checked at every call."""
+    """Built-in rules are proven in the tests; what other rules return is checked at every call."""
+    reads_rewards_only: bool = False
+    weighted: bool = False
+    """Whether the rule returns `Weighted`; one of a user's own shows that by what it returns."""
 
-    def choose(self, rewards: Rewards, m: int, rng: np.random.Generator, context: RuleContext) -> Indices:
-        """Return the m indices that the rule chooses, in rising order. Raises RuleError with what it returned or raised."""
+    def choose(
+        self, rewards: Rewards, m: int, rng: np.random.Generator, context: RuleContext
+    ) -> tuple[Indices, Weights | None]:
+        """Return the m indices that the rule chooses, in rising order, and their weights where it gives any.
+
+        Raises RuleError with what it returned or raised.
+        """
         if self.builtin:
-            return self.function(rewards, m, rng, context, **self.options)
+            found = self.function(rewards, m, rng, context, **self.options)
+            return (found.indices, found.weights) if isinstance(found, Weighted) else (found, None)
         given = rewards.copy()  # a rule that sorts in place must not touch the group
         try:
             chosen = self.function(given, m, rng, context, **self.options)
@@ -57,10 +70,26 @@ class Rule:
                 f"selector.rule: {self.name!r} failed on group {context.group} ({len(rewards)} rewards, m = {m}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        return _checked(self.name, chosen, len(rewards), m, context.group)
+        weights = None
+        if isinstance(chosen, Weighted):
+            chosen, weights = chosen
+        indices, order = _checked(self.name, chosen, len(rewards), m, context.group)
+        return indices, None if weights is None else _checked_weights(self.name, weights, m, context.group)[order]
 
 
-def _checked(name: str, chosen: Any, n: int, m: int, group: GroupId) -> Indices:
+def _checked_weights(name: str, weights: Any, m: int, group: GroupId) -> Weights:
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != (m,) or not np.isfinite(values).all() or bool((values < 0).any()):
+        raise RuleError(
+            f"selector.rule: {name!r} returned the weights {weights!r} for group {group}; a rule that weights gives {m} "
+            f"finite numbers from 0 on, one for each index"
+        )
+    return values
+
+
+def _checked(name: str, chosen: Any, n: int, m: int, group: GroupId) -> tuple[Indices, Indices]:
+    """The indices in rising order, and the order that puts them there."""
+
     def refuse(why: str) -> RuleError:
         shown = repr(chosen)
         shown = shown if len(shown) <= 200 else shown[:200] + "..."
@@ -77,20 +106,26 @@ def _checked(name: str, chosen: Any, n: int, m: int, group: GroupId) -> Indices:
         raise refuse(f"of shape {indices.shape} where ({m},) is needed")
     if not np.issubdtype(indices.dtype, np.integer):
         raise refuse(f"of type {indices.dtype} where integers are needed")
-    indices = np.sort(indices.astype(np.intp))
+    order = np.argsort(indices, kind="stable")
+    indices = indices.astype(np.intp)[order]
     if indices[0] < 0 or indices[-1] >= n:
         raise refuse("with an index out of range")
     if np.any(indices[1:] == indices[:-1]):
         raise refuse("with an index twice")
-    return indices
+    return indices, order
 
 
 _RULES: dict[str, Rule] = {
-    "max_variance": Rule("max_variance", rules.max_variance, settled=is_settled, builtin=True),
-    "max_reward": Rule("max_reward", rules.max_reward, builtin=True),
-    "min_reward": Rule("min_reward", rules.min_reward, builtin=True),
-    "random": Rule("random", rules.random, builtin=True),
-    "percentile": Rule("percentile", rules.percentile, builtin=True),
+    "max_variance": Rule("max_variance", rules.max_variance, settled=is_settled, builtin=True, reads_rewards_only=True),
+    "max_reward": Rule("max_reward", rules.max_reward, builtin=True, reads_rewards_only=True),
+    "min_reward": Rule("min_reward", rules.min_reward, builtin=True, reads_rewards_only=True),
+    "random": Rule("random", rules.random, builtin=True, reads_rewards_only=True),
+    "percentile": Rule("percentile", rules.percentile, builtin=True, reads_rewards_only=True),
+    "abs_advantage": Rule("abs_advantage", abs_advantage, builtin=True, reads_rewards_only=True),
+    "balanced": Rule("balanced", balanced, builtin=True, reads_rewards_only=True),
+    "shortest": Rule("shortest", shortest, builtin=True),
+    "reward_per_token": Rule("reward_per_token", reward_per_token, builtin=True),
+    "cost_aware": Rule("cost_aware", cost_aware, builtin=True, weighted=True),
 }
 
 
@@ -130,7 +165,14 @@ def resolve(name: str, options: Mapping[str, Any] | None = None) -> Rule:
     if not options and rule.builtin:
         return rule
     _check_call(rule, options)
-    return Rule(rule.name, rule.function, options, rule.settled, rule.builtin)
+    chosen = replace(rule, options=options)
+    if chosen.builtin:  # its options are refused by what it says of their values, on a group made up for that
+        context = RuleContext(GroupId(0, 0), 0, lengths=np.array([1, 2], dtype=np.int32))
+        try:
+            chosen.choose(np.array([0.0, 1.0]), 1, np.random.default_rng(0), context)
+        except (ValueError, TypeError) as error:
+            raise RuleOptionsError(f"selector.options: {error} (rule {rule.name!r})") from error
+    return chosen
 
 
 def _imported(name: str) -> Rule:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, UInt64
@@ -22,9 +22,21 @@ from pods_cluster.types import GroupId
 
 Rewards = Float64[np.ndarray, " n"]
 Indices = Int64[np.ndarray, " m"]
+Weights = Float64[np.ndarray, " m"]
 
 RuleFunction = Callable[..., Any]
-"""`(rewards: float64 [n], m: int, rng: Generator, context: RuleContext, **selector.options) -> m distinct indices`."""
+"""`(rewards: float64 [n], m: int, rng: Generator, context: RuleContext, **selector.options) -> m distinct indices`, or
+`Weighted`."""
+
+
+class Weighted(NamedTuple):
+    """Result of a rule that weights what it keeps: m distinct indices, and what the loss of each counts (1: as without
+    weights), finite and not negative.
+    """
+
+    indices: Indices
+    weights: Weights
+
 
 EQUAL_VARIANCE = 1e-12
 """Relative difference of variance below which two sets count as equally good."""
@@ -77,6 +89,26 @@ def _rising(rewards: Rewards, rng: np.random.Generator) -> Int64[np.ndarray, " n
     """Sort the indices from the lowest to the highest reward, equal rewards in random order."""
     shuffled = rng.permutation(len(rewards))
     return shuffled[rewards[shuffled].argsort(kind="stable")]
+
+
+def highest(values: Float64[np.ndarray, " n"], m: int, rng: np.random.Generator) -> Indices:
+    """Indices of the m highest values in rising order, equal ones chosen at random."""
+    return np.sort(_rising(values, rng)[len(values) - m :])
+
+
+def spread_from_mean(rewards: Rewards) -> Float64[np.ndarray, " n"]:
+    """Rewards less their mean, in parts of the largest such difference: in [-1, 1], zeros where all are equal.
+
+    Rounded to twelve digits, so that rewards at equal distance are equal whatever the rounding of the mean.
+    """
+    low, high = float(rewards.min()), float(rewards.max())
+    if low == high:
+        return np.zeros(len(rewards))
+    # halves first: the range of two doubles need not fit a double
+    shifted = rewards * 0.5 - low * 0.5
+    shifted = shifted / float(shifted.max())
+    centred = shifted - shifted.mean()
+    return np.round(centred / float(np.abs(centred).max()), 12)
 
 
 def _to_unit_range(ends: Float64[np.ndarray, "2 m"]) -> None:

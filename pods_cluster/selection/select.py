@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
 
 from pods_cluster.selection.rule_registry import Rule, resolve
-from pods_cluster.selection.rules import Indices, RuleContext, group_rng
+from pods_cluster.selection.rules import Indices, RuleContext, Weights, group_rng
 from pods_cluster.types import Fate, GroupId
 
 NO_SIGNAL_SPREAD = 1e-8
@@ -43,6 +43,8 @@ class Outcome:
     kept_mean: float
     kept_std: float
     spread: float
+    weights: Weights | None = None
+    """What each of `kept` counts in the loss, where the rule weights (`Weighted`)."""
 
     @property
     def n_excluded(self) -> int:
@@ -134,12 +136,13 @@ def select(
         nothing = np.empty(0, dtype=np.intp)
         return Outcome(nothing, Fate.TOO_FEW_VALID, *counts, mean, std, math.nan, math.nan, group_spread)
 
+    weights: Weights | None = None
     if n_valid <= m:
         kept = np.arange(n_valid)
     else:
         chosen = resolve(rule) if isinstance(rule, str) else rule
         context = RuleContext(group, seed)
-        if not chosen.builtin:
+        if not chosen.reads_rewards_only:
             context = RuleContext(
                 group=group,
                 seed=seed,
@@ -149,7 +152,7 @@ def select(
                 parts=_parts(parts, valid),
                 prompt_tokens=prompt_tokens,
             )
-        kept = chosen.choose(usable, m, group_rng(seed, group), context)
+        kept, weights = chosen.choose(usable, m, group_rng(seed, group), context)
     kept_rewards = usable[kept]
     kept_mean, kept_std, spread = moments(kept_rewards)
     if no_signal_scope == "group":
@@ -157,7 +160,7 @@ def select(
     fate = Fate.NO_SIGNAL if spread <= NO_SIGNAL_SPREAD else None
     if valid is not None:
         kept = valid[kept]
-    return Outcome(kept, fate, *counts, mean, std, kept_mean, kept_std, spread)
+    return Outcome(kept, fate, *counts, mean, std, kept_mean, kept_std, spread, weights)
 
 
 def _parts(

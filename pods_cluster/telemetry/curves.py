@@ -1,5 +1,8 @@
 """Curves of runs for comparison: one metric against steps, time, GPU-seconds, rollouts or tokens, seeds joined (pure).
 
+`minutes` is all the time that a run worked; `training-minutes` is its steps alone, which leaves out how long the start, the
+evaluations and the checkpoints took.
+
 Runs that differ in `run.seed`, `run.name` and `run.dir` alone are seeds of one arm. A band over seeds is the mean and
 its 95 % t-interval on a common grid; a single run's accuracy has the 95 % Wilson interval of its held-out rows.
 """
@@ -15,11 +18,12 @@ import numpy as np
 
 from pods_cluster.telemetry.step_record import Record, merge_steps
 
-Axis = Literal["steps", "minutes", "gpu-seconds", "rollouts", "tokens"]
+Axis = Literal["steps", "minutes", "training-minutes", "gpu-seconds", "rollouts", "tokens"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 LABELS: dict[Axis, str] = {
     "steps": "learner step",
     "minutes": "wall clock (minutes)",
+    "training-minutes": "training time (minutes)",
     "gpu-seconds": "GPU-seconds",
     "rollouts": "rollouts generated",
     "tokens": "tokens sampled",
@@ -47,6 +51,12 @@ class RunSeries:
     def of(cls, name: str, records: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> RunSeries:
         return cls(name, merge_steps(records), config)
 
+    @property
+    def seed(self) -> int | None:
+        """`run.seed`, where the configuration is known."""
+        seed = (self.config.get("run") or {}).get("seed")
+        return seed if isinstance(seed, int) else None
+
     def points(self, metric: str, axis: Axis) -> tuple[np.ndarray, np.ndarray]:
         """(x [k], y [k]) at the steps that have the metric, x rising. Raises CurveError."""
         xs = self._positions(axis)
@@ -65,6 +75,8 @@ class RunSeries:
             return [float(record["step"]) for record in self.records]
         if axis == "minutes":
             return [_number(record, "elapsed") / 60 for record in self.records]
+        if axis == "training-minutes":  # without the start, evaluations and checkpoints
+            return (np.cumsum([_number(record, "timing_s/step") for record in self.records]) / 60).tolist()
         if axis in ("rollouts", "tokens"):
             name = "rollouts/generated" if axis == "rollouts" else "tokens/sampled"
             return np.cumsum([_number(record, name) for record in self.records]).tolist()
@@ -130,9 +142,13 @@ def curve(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> Cur
     values = np.stack([np.interp(grid, x, y) for x, y in points])
     mean = values.mean(axis=0)
     freedom = len(points) - 1
-    t = _T[freedom - 1] if freedom <= len(_T) else 1.96
-    half = t * values.std(axis=0, ddof=1) / math.sqrt(len(points))
+    half = student_t(freedom) * values.std(axis=0, ddof=1) / math.sqrt(len(points))
     return Curve(label, grid, mean, mean - half, mean + half, len(points))
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96
 
 
 def wilson(share: float, rows: float, z: float = 1.96) -> tuple[float, float]:

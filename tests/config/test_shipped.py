@@ -10,14 +10,17 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from pods_cluster.client.check import check, plan_of
 from pods_cluster.client.demo import CONFIG as QUICKSTART
+from pods_cluster.client.sweep_command import notes
 from pods_cluster.config import Config, load_config
+from pods_cluster.config.sweep import load_sweep
 from pods_cluster.data.errors import DataError
 from pods_cluster.sizing.balance import StepShape
 from pods_cluster.sizing.card_splits import cards_needed
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+CONFIGS = sorted(set((ROOT / "configs").rglob("*.yaml")) - set(SWEEPS))
 PAPER = {path.stem: path for path in CONFIGS if path.parent.name == "paper"}
 # The quickstart's data is made by itself, d's does not exist.
 LOCAL = [path for path in CONFIGS if path.name.startswith("gsm8k") or (path in PAPER.values() and path.stem[0] != "d")]
@@ -43,6 +46,14 @@ def name_of(path: Path) -> str:
 def test_passes_the_offline_check(path: Path) -> None:
     found = check(load_config(path), offline=True)
     assert found.rows is None
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=name_of)
+def test_every_run_of_a_sweep_passes_the_offline_check(path: Path) -> None:
+    sweep = load_sweep(path)
+    for runs in sweep.arms.values():
+        check(runs[0].config, offline=True, rewards=False)
+    assert notes(sweep) == []
 
 
 def test_names_differ() -> None:

@@ -176,3 +176,20 @@ def test_impossible_steps_are_refused():
     with pytest.raises(PlanError, match=r"0\.0\.0 stands twice"):
         plan_step([selection(0, [4]), selection(0, [4])], PlanSettings(ranks=1, tokens_per_microbatch=40))
     assert plan_step([], PlanSettings(ranks=2, tokens_per_microbatch=40)).ranks[0].updates == ()
+
+
+@pytest.mark.parametrize("loss", ["sequence_mean", "dr_grpo"])
+def test_weights_of_a_rule_multiply_what_a_rollout_counts(loss):
+    settings = PlanSettings(ranks=2, tokens_per_microbatch=400, loss=loss, max_tokens=60, scope="group")
+    plain, own = selection(0, [4, 8, 6, 2]), np.array([0.5, 2.0, 1.0, 3.0])
+    weighted = replace(plain, weights=own)
+    equal = {s.locator: s for s in plan_step([plain], settings).sequences}
+    plan = plan_step([weighted], settings)
+    for sequence in plan.sequences:
+        factor = own[sequence.locator.index]
+        assert sequence.weight == pytest.approx(factor * equal[sequence.locator].weight)
+        assert sequence.token_weight == pytest.approx(factor * equal[sequence.locator].token_weight)
+        assert sequence.advantage == equal[sequence.locator].advantage
+    rest = plan.without([weighted.locators[1]])
+    for sequence in rest.sequences:
+        assert sequence.weight == pytest.approx(own[sequence.locator.index] / 3)

@@ -21,9 +21,10 @@ CONTEXT = RuleContext(GROUP, 0)
 
 
 def choose(name: str, rewards, m: int, seed: int = 0, group: GroupId = GROUP) -> np.ndarray:
-    return resolve(name).choose(
+    indices, _ = resolve(name).choose(
         np.asarray(rewards, dtype=np.float64), m, group_rng(seed, group), RuleContext(group, seed)
     )
+    return indices
 
 
 def variance(values: np.ndarray) -> float:

@@ -33,6 +33,7 @@ def records(values: list[float], seconds: float = 30.0) -> list[dict[str, Any]]:
         {
             "step": step,
             "elapsed": step * seconds,
+            "timing_s/step": 0.8 * seconds if step else 0.0,
             "reward": value,
             "rollouts/generated": 100 if step else 0,
             "tokens/sampled": 1000 if step else 0,
@@ -51,6 +52,7 @@ def series(name: str, values: list[float], seed: int = 0, seconds: float = 30.0,
     [
         ("steps", [0, 1, 2]),
         ("minutes", [0, 0.5, 1]),
+        ("training-minutes", [0, 0.4, 0.8]),
         ("gpu-seconds", [0, 90, 180]),
         ("rollouts", [0, 100, 200]),
         ("tokens", [0, 1000, 2000]),
@@ -184,5 +186,5 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_axes_are_the_documented_ones() -> None:
-    assert set(AXES) == {"steps", "minutes", "gpu-seconds", "rollouts", "tokens"}
+    assert set(AXES) == {"steps", "minutes", "training-minutes", "gpu-seconds", "rollouts", "tokens"}
     assert np.isfinite([wilson(0.0, 0)[0], wilson(1.0, 0)[1]]).all()

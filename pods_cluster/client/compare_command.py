@@ -1,0 +1,209 @@
+"""`pods compare`: arms against a baseline, from runs' folders or a sweep's."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from pods_cluster.client.figure_command import read_run
+from pods_cluster.client.sweep import SWEEP_FILE
+from pods_cluster.config import ConfigError
+from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Against, ArmResult, Comparison, compare
+from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, arms, curve
+from pods_cluster.telemetry.number_format import MISSING, compact, duration, percent
+from pods_cluster.telemetry.run_folder import RunFolderError
+from pods_cluster.telemetry.speedup import SHARE, Ratio, Target
+
+FIGURE_AXES: tuple[Axis, ...] = ("training-minutes", "steps")
+
+
+def compare_runs(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[LABEL=]RUN", help="Runs' folders, those of one label are its seeds; or a sweep's folder."
+        ),
+    ],
+    baseline: Annotated[str | None, typer.Option(help="Label that others are compared with; else the first.")] = None,
+    metric: Annotated[str | None, typer.Option(help=f"What is compared; {ACCURACY}.")] = None,
+    target: Annotated[float | None, typer.Option(help="Value to reach, as in 0.8.")] = None,
+    share: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Without --target: this share of the baseline's best (0.99).")
+    ] = None,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Only measured points count, as in the paper; else lines between them do.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print one line for each arm and axis.")] = False,
+    figure: Annotated[bool, typer.Option("--figure", help="Draw it too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the figure; left out: figures/ beside the first run.")
+    ] = None,
+) -> None:
+    """Compare arms with a baseline: accuracy, time to a target on each axis, speed-up with its 95 % interval over seeds.
+
+    `pods compare runs/my-sweep`, or `pods compare pods=runs/a pods=runs/b grpo=runs/c grpo=runs/d --baseline grpo`.
+    """
+    grouped, given = read_arms(runs)
+    goal = Target(given.get("target") if target is None else target, share or given.get("share") or SHARE)
+    if share is not None and target is None:
+        goal = replace(goal, value=None)
+    wanted = metric or given.get("metric") or ACCURACY
+    try:
+        found = compare(grouped, baseline=baseline or given.get("baseline"), metric=wanted, target=goal, hold=hold)
+    except CurveError as error:
+        raise ConfigError(str(error)) from None
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    elif as_csv:
+        rows = list(found.rows())
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        show(found, Console())
+    if figure or out is not None:
+        place = out or _folder_of(runs[0]) / "figures"
+        for path in draw(grouped, wanted, place):
+            Console(stderr=as_json or as_csv).print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def read_arms(arguments: list[str]) -> tuple[dict[str, list[RunSeries]], dict[str, Any]]:
+    """(runs by label, what a sweep's file says of baseline, metric and target) of `[LABEL=]RUN` and folders of sweeps.
+
+    Runs of a sweep that were not started, or have no step yet, are left out. Raises ConfigError and RunFolderError.
+    """
+    labels: list[str | None] = []
+    series: list[RunSeries] = []
+    given: dict[str, Any] = {}
+    for argument in arguments:
+        file = Path(argument).expanduser() / SWEEP_FILE
+        if not file.is_file():
+            label, run = read_run(argument)
+            labels.append(label)
+            series.append(run)
+            continue
+        given = {**_sweep_file(file), **given}
+        for arm, names in _sweep_file(file)["arms"].items():
+            for name in names:
+                try:
+                    _, run = read_run(str(file.parent / name))
+                except (ConfigError, RunFolderError):
+                    continue
+                if any(given["metric"] in record for record in run.records):
+                    labels.append(arm)
+                    series.append(run)
+    if not series:
+        raise ConfigError(f"{', '.join(arguments)}: no run of it has a step yet; there is nothing to compare")
+    return arms(series, labels), given
+
+
+def _sweep_file(file: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(found["arms"], dict) or not isinstance(found["metric"], str):
+            raise TypeError
+    except (OSError, yaml.YAMLError, TypeError, KeyError, UnicodeDecodeError):
+        raise ConfigError(f"{file}: is not the file that `pods sweep` writes; run the sweep again") from None
+    return found
+
+
+def compare_folder(folder: Path) -> Comparison:
+    """The comparison of a sweep's folder, with the baseline and the target that its file names. Raises CurveError."""
+    grouped, given = read_arms([str(folder)])
+    baseline = given["baseline"] if given["baseline"] in grouped else None
+    return compare(grouped, baseline=baseline, metric=given["metric"], target=Target(given["target"], given["share"]))
+
+
+def draw(grouped: dict[str, list[RunSeries]], metric: str, folder: Path, name: str = "comparison") -> list[Path]:
+    """The metric and the training reward against training time and updates. Raises OSError."""
+    from pods_cluster.telemetry.comparison_figure import save_comparison
+
+    panels, axes = [], []
+    for what in (metric, "reward"):
+        for axis in FIGURE_AXES:
+            try:
+                panels.append((what, [curve(label, runs, what, axis) for label, runs in grouped.items()]))
+            except CurveError:  # no reward is told before the first step
+                continue
+            axes.append(axis)
+    return save_comparison(panels, axes, folder, name=name)
+
+
+def _folder_of(argument: str) -> Path:
+    path = Path(argument.rpartition("=")[2] if not Path(argument).is_dir() else argument).expanduser()
+    return path if (path / SWEEP_FILE).is_file() else path.parent
+
+
+def show(found: Comparison, console: Console) -> None:
+    """Print the comparison as tables."""
+    console.print(render(found))
+
+
+def render(found: Comparison) -> RenderableType:
+    """The comparison for a terminal: what each arm came to, and how much sooner it reached the target."""
+    accuracy = found.metric.endswith("accuracy")
+    value = (lambda number: percent(number, 1)) if accuracy else compact
+    results = Table(box=SIMPLE_HEAD, title=f"{found.metric}", title_justify="left")
+    for column in ("arm", "seeds", "before", "after", "95 %", "best", "reward", "updates", "time"):
+        results.add_column(column, justify="left" if column == "arm" else "right")
+    for arm in found.arms:
+        band = f"{value(arm.low)} – {value(arm.high)}" if arm.low < arm.high else MISSING
+        results.add_row(escape(arm.label), str(len(arm.runs)), value(arm.first), value(arm.final), band, value(arm.best),
+                        compact(arm.reward), f"{arm.steps:,}", duration(60 * arm.minutes))  # fmt: skip
+    return Group(results, *_speed_ups(found, value), *(Text(line, style="dim") for line in _remarks(found)))
+
+
+def _speed_ups(found: Comparison, value: Any) -> list[Table]:
+    axes: list[Axis] = [axis for axis in AXES if any(axis in arm.axes for arm in found.arms)]
+    if not axes or len(found.arms) < 2:
+        return []
+    goal = next(against.ratio.target for arm in found.arms for against in arm.axes.values())
+    told = value(goal) + ("" if found.target.value is not None else f", {found.target.share:.0%} of its best")
+    table = Table(box=SIMPLE_HEAD, title=f"to {told}: times sooner than {escape(found.baseline)}", title_justify="left")
+    table.add_column("arm")
+    for axis in axes:
+        table.add_column(f"{axis}\nreached", justify="right")
+        table.add_column("\nsooner", justify="right")
+    for arm in found.arms:
+        cells = []
+        for axis in axes:
+            against = arm.axes.get(axis)
+            cells += [MISSING, MISSING] if against is None else [_reached(against), _sooner(arm, found, against.ratio)]
+        table.add_row(escape(arm.label), *cells)
+    return [table]
+
+
+def _reached(against: Against) -> str:
+    return "not reached" if against.ratio.arm_at is None else compact(against.ratio.arm_at)
+
+
+def _sooner(arm: ArmResult, found: Comparison, ratio: Ratio) -> str:
+    if arm.label == found.baseline or ratio.value is None:
+        return MISSING
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}"
+    high = f"{ratio.high:.2f}" if ratio.high < 1e6 else "∞"
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {high}]"
+
+
+def _remarks(found: Comparison) -> list[str]:
+    lines = [f"{axis} left out: {why}" for axis, why in found.left_out.items()]
+    seeds = [against.ratio.seeds for arm in found.arms for against in arm.axes.values()]
+    if seeds and max(seeds) == 1:
+        lines.append("one seed: no interval")
+    elif seeds and max(seeds) < 5:
+        lines.append(f"{max(seeds)} seeds: a bootstrap over so few is too narrow")
+    return lines
