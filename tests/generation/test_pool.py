@@ -17,8 +17,7 @@ import pytest
 import ray
 
 from pods_cluster.config import Config
-from pods_cluster.generation import pool as pools
-from pods_cluster.generation import reporter
+from pods_cluster.generation import pool_calls, reporter
 from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
@@ -578,7 +577,7 @@ def test_a_silent_worker_is_not_waited_for(
         pid = (await _call(handle.ready.remote())).pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            monkeypatch.setattr(pools, "ANSWER_SECONDS", 1.0)
+            monkeypatch.setattr(pool_calls, "ANSWER_SECONDS", 1.0)
             rows = await pool.evaluate([prompt(row) for row in range(4)], SamplingParams(max_tokens=4), 1)
             assert [row.row for row in rows] == [0, 1, 2, 3]
             (failure,) = await pool.check()
