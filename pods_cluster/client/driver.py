@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,24 @@ LAST_SECONDS = 30.0
 STOP_SECONDS = 900.0
 """How long a stopping run may take to save its state before it is killed."""
 
+OnStep = Callable[[dict[str, Any]], object]
+
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, *, resume: bool = False, console: Console | None = None, live: bool | None = None) -> Summary:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+    live: bool | None = None,
+    on_step: OnStep | None = None,
+) -> Summary:
     """Run the configuration to its end, showing it. Ctrl-C, SIGTERM and SIGHUP end it with a saved state, another
     Ctrl-C at once.
 
-    Raises ConfigError, ClusterError, RunError or what a stage raised, each with its cause.
+    `on_step` gets the record of each step. StopIteration from it ends the run as Ctrl-C does; any other error too, and is
+    raised once the state is saved. Raises ConfigError, ClusterError, RunError or what a stage raised, each with its cause.
     """
     console = console or Console()
     config = absolute(config)
@@ -58,7 +69,7 @@ def train(config: Config, *, resume: bool = False, console: Console | None = Non
             f"{config.learner.workers} learner(s) · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"
         )
         with Progress(config.run.name, config.run.steps, subtitle=subtitle, console=console, live=live) as progress:
-            return _follow(watch, progress)
+            return _follow(watch, progress, on_step)
     finally:
         if owned:
             ray.shutdown()
@@ -163,12 +174,36 @@ def _open(watch: _Watch) -> None:
     _result(opening)
 
 
-def _follow(watch: _Watch, progress: Progress) -> Summary:
+class _Steps:
+    """Hands step records to the caller's function, and keeps the error that it raises first."""
+
+    def __init__(self, on_step: OnStep | None) -> None:
+        self._on_step = on_step
+        self.error: Exception | None = None
+        self.stopped = False
+
+    def take(self, items: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        for what, record in items:
+            if what != "step" or self._on_step is None or self.stopped:
+                continue
+            try:
+                self._on_step(record)
+            except StopIteration:
+                self.stopped = True
+            except Exception as error:
+                self.stopped, self.error = True, error
+
+
+def _follow(watch: _Watch, progress: Progress, on_step: OnStep | None = None) -> Summary:
     done = watch.controller.run.remote()
     stopped_at = None
+    steps = _Steps(on_step)
     with Interrupts() as interrupts:
         while not ray.wait([done], timeout=POLL_SECONDS)[0]:
-            progress.feed(watch.feed())
+            progress.feed(items := watch.feed())
+            steps.take(items)
+            if steps.stopped and interrupts.reason is None:
+                interrupts.reason = "a callback" if steps.error is None else f"a callback failed ({steps.error!r})"
             if interrupts.reason is not None and stopped_at is None:
                 stopped_at = time.monotonic()
                 progress.event(
@@ -181,8 +216,12 @@ def _follow(watch: _Watch, progress: Progress) -> Summary:
             if stopped_at is not None and time.monotonic() - stopped_at > STOP_SECONDS:
                 ray.kill(watch.controller)
                 raise RunError(f"the run did not end within {STOP_SECONDS:g} s of being told to; it was killed")
-    progress.feed(watch.last_feed())
-    return _result(done)
+    progress.feed(items := watch.last_feed())
+    steps.take(items)
+    summary = _result(done)
+    if steps.error is not None:
+        raise steps.error
+    return summary
 
 
 def _result(answer: Any) -> Any:

@@ -43,11 +43,15 @@ class Field:
     note: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
 
+    def own(self, value: Any) -> Any:
+        """The value of our field that means the same; None where there is none."""
+        return self.values.get(str(value).lower()) if self.values else value
+
     def text(self, value: Any) -> str:
         """The advice: what to set instead of `value`."""
         if self.note:
             return f"here it is {self.path}: {self.note}"
-        meant = self.values.get(str(value).lower(), None if self.values else value)
+        meant = self.own(value)
         plain = meant is not None and isinstance(meant, str | int | float) and len(str(meant)) <= 80
         shown = str(meant).lower() if isinstance(meant, bool) else meant
         return f"here it is {self.path}" + (f": set {self.path}: {shown}" if plain else "")
@@ -60,15 +64,15 @@ _BY_FIELD: dict[str, str] = {
     "max_gen_toks",
     "data.max_prompt_tokens": "max_prompt_length prompt_max_len prompt_length",
     "learner.learning_rate": "lr actor_learning_rate",
-    "learner.kl.coefficient": "beta kl_coef kl_coeff init_kl_coef kl_loss_coef kl_beta kl_ctrl.kl_coef",
+    "learner.kl.coefficient": "beta kl_coef kl_coeff init_kl_coef kl_loss_coef kl_beta kl_ctrl.kl_coef kl.init_coef",
     "learner.kl.reference": "ref_model ref_model_path ref_pretrain",
     "learner.clip_low": "clip_ratio clip_ratio_low cliprange cliprange_low eps_clip clip_eps epsilon_low",
     "learner.clip_high": "clip_ratio_high cliprange_high eps_clip_high epsilon_high",
     "learner.max_grad_norm": "grad_clip max_norm clip_grad gradient_clipping",
     "learner.epsilon": "adam_epsilon",
-    "learner.gradient_checkpointing": "enable_gradient_checkpointing",
+    "learner.gradient_checkpointing": "enable_gradient_checkpointing gradient_checkpointing_enable",
     "learner.offload_optimizer": "adam_offload optimizer_offload",
-    "learner.lora.rank": "lora_rank lora_r",
+    "learner.lora.rank": "lora_rank lora_r lora.rank",
     "learner.lora.alpha": "lora_alpha",
     "learner.lora.dropout": "lora_dropout",
     "learner.lora.target_modules": "lora_target_modules",
@@ -81,7 +85,7 @@ _BY_FIELD: dict[str, str] = {
     "generator.engine_options.enforce_eager": "enforce_eager vllm_enforce_eager",
     "generator.engine_options.max_num_batched_tokens": "max_num_batched_tokens",
     "model.path": "model_name_or_path model_name model_id pretrain",
-    "data.path": "dataset_name dataset_path prompt_data train_files train_file dataset",
+    "data.path": "dataset_name dataset_path prompt_data prompt_dataset train_files train_file dataset",
     "data.name": "dataset_config dataset_config_name",
     "data.prompt": "input_key prompt_key prompt_column",
     "data.answer": "label_key answer_key ground_truth_key",
@@ -93,10 +97,11 @@ _BY_FIELD: dict[str, str] = {
     "data.system": "system_prompt",
     "data.rows": "train_max_samples max_train_samples max_samples",
     "run.name": "run_name experiment_name wandb_run_name exp_name",
+    "run.seed": "train.seed data.seed",
     "run.dir": "output_dir default_local_dir save_path ckpt_path logging_dir",
     "run.steps": "max_steps total_training_steps num_training_steps num_steps",
     "run.checkpoint.every": "save_steps save_freq save_interval",
-    "run.checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep",
+    "run.checkpoint.keep": "save_total_limit max_ckpt_num ckpt.max_num max_actor_ckpt_to_keep",
     "run.eval.every": "eval_steps test_freq eval_freq eval_interval",
     "run.eval.samples": "eval_n_samples_per_prompt",
     "run.wandb": "use_wandb",
@@ -145,8 +150,10 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 _VALUED: tuple[tuple[str, Mapping[str, str], str], ...] = (
     ("learner.loss", LOSSES, "loss_type loss_agg_mode policy_loss_type policy_loss"),
-    ("model.dtype", DTYPES, "torch_dtype param_dtype precision mixed_precision"),
-    ("model.attention", ATTENTIONS, "attn_implementation attn_impl flash_attn use_flash_attn"),
+    ("model.dtype", DTYPES | {name: name for name in ("float32", "bfloat16", "float16")},
+     "torch_dtype param_dtype precision mixed_precision"),
+    ("model.attention", ATTENTIONS | {name: name for name in ("sdpa", "eager", "flash_attention_2", "flash_attention_3")},
+     "attn_implementation attn_impl flash_attn use_flash_attn"),
     ("learner.schedule", SCHEDULES | {name: name for name in ("constant", "linear", "cosine")},
      "lr_scheduler_type lr_scheduler warmup_style"),
     ("learner.optimizer", OPTIMIZERS | {name: name for name in ("adamw", "adamw_fused", "adamw_8bit")}, "optim"),
@@ -168,12 +175,12 @@ def foreign_fields(where: str, value: Any) -> list[tuple[str, Any, str]]:
     trainer; empty where none of them is known.
     """
     section = isinstance(value, Mapping) and where.rpartition(".")[2] in SECTIONS
-    found = None if section else _field(where)
+    found = None if section else field_of(where)
     if found is not None:
         return [(where, value, found.text(value))]
     if not section:
         return []
-    leaves = [(path, leaf, _field(path)) for path, leaf in _leaves(where, value)]
+    leaves = [(path, leaf, field_of(path)) for path, leaf in _leaves(where, value)]
     return [(path, leaf, known.text(leaf)) for path, leaf, known in leaves if known is not None]
 
 
@@ -182,7 +189,8 @@ def own_value(path: str, value: Any) -> str:
     return VALUES.get(path, {}).get(str(value).lower(), "")
 
 
-def _field(path: str) -> Field | None:
+def field_of(path: str) -> Field | None:
+    """Our field for another trainer's name, by its last part or its last two; None where none is known."""
     parts = path.split(".")
     if len(parts) > 1 and (found := FOREIGN.get(".".join(parts[-2:]))) is not None:
         return found
@@ -192,7 +200,7 @@ def _field(path: str) -> Field | None:
 def _leaves(prefix: str, values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         path = f"{prefix}.{name}"
-        if isinstance(value, Mapping) and (name in SECTIONS or _field(path) is None):
+        if isinstance(value, Mapping) and (name in SECTIONS or field_of(path) is None):
             yield from _leaves(path, value)
         else:
             yield path, value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -101,6 +103,49 @@ def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "con
 def build_config(tree: Mapping[str, Any], *, source: str = "configuration") -> Config:
     """Validate a nested dict; `source` names it in errors. Raises ConfigError with all wrong fields in one message."""
     return _build(tree, [], source)
+
+
+def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a nested dict with `changes`, which may be nested too: sections are merged, values replaced.
+
+    A key may be a path: `learner.workers`, `reward.0.weight`. Paths and NumPy's numbers become texts and numbers. Raises
+    ConfigError for a path that leads nowhere.
+    """
+    result = copy.copy(dict(tree))
+    for key, value in changes.items():
+        if not isinstance(key, str) or not key.strip():
+            raise ConfigError(f"{key!r}: is no name of a field; write it as in 'learner.learning_rate'")
+        first, _, rest = key.partition(".")
+        held = result.get(first)
+        if rest and isinstance(held, list):
+            result[first] = _changed_item(held, rest, value, key)
+        elif rest and held is not None and not isinstance(held, Mapping):
+            raise ConfigError(f"{key}: {first} is a value ({held!r}), not a section; it has no field {rest!r}")
+        elif rest:
+            result[first] = changed(held or {}, {rest: value})
+        elif isinstance(value, Mapping):
+            result[first] = changed(held if isinstance(held, Mapping) else {}, value)
+        else:
+            result[first] = _plain(value)
+    return result
+
+
+def _changed_item(items: list[Any], path: str, value: Any, key: str) -> list[Any]:
+    first, _, rest = path.partition(".")
+    index = _index(items, first, key)
+    item = changed(items[index], {rest: value}) if rest and isinstance(items[index], Mapping) else _plain(value)
+    return [*items[:index], item, *items[index + 1 :]]
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML would hold it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
 def _build(tree: Mapping[str, Any], problems: list[str], source: str) -> Config:

@@ -16,6 +16,7 @@ from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.config.reward import check_sum
 from pods_cluster.scoring.builtin import BUILTINS, BuiltinReward
 from pods_cluster.scoring.calling import CallBatch, call_builtin, call_trl, call_verl, detect_style, needed_columns
+from pods_cluster.scoring.pickled_function import unpickle_function
 
 
 def declared_range(reward: RewardConfig) -> tuple[float, float] | None:
@@ -33,7 +34,7 @@ def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | No
     """
     check_sum(rewards)
     for index, reward in enumerate(rewards):
-        if ":" in reward.name:
+        if ":" in reward.name or reward.code is not None:
             continue
         builtin = BUILTINS.get(reward.name)
         if builtin is None:
@@ -64,7 +65,7 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
 
     Returns a function from a list of `ScoreRequest` to a list of raw results. Raises RewardConfigError.
     """
-    if ":" not in reward.name:
+    if ":" not in reward.name and reward.code is None:
         builtin = BUILTINS[reward.name]
         if builtin.warm_up is not None:
             builtin.warm_up()
@@ -107,6 +108,8 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
 
 def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
     source, _, name = reward.name.rpartition(":")
+    if reward.code is not None:
+        return _unpickled(reward, index)
     try:
         module = _load_file(Path(source).expanduser()) if source.endswith(".py") else importlib.import_module(source)
     except BaseException as error:  # user code at import may raise anything, SystemExit included
@@ -130,6 +133,19 @@ def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
             f"did you mean {close[0]!r}?" if close else "name a function of that module",
         )
     return function
+
+
+def _unpickled(reward: RewardConfig, index: int) -> Callable[..., Any]:
+    try:
+        return unpickle_function(reward.code or "")
+    except BaseException as error:  # it imports modules, which may raise anything
+        raise RewardConfigError(
+            index,
+            "code",
+            reward.name,
+            f"cannot be unpickled: {describe_error(error)}",
+            "what it imports must be there on every node, with the same Python; or name the function in a module",
+        ) from error
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from pods_cluster.client.cli import app
 from pods_cluster.config import Config, build_config
+from pods_cluster.config.foreign_names import field_of
 from pods_cluster.telemetry.catalog import registry
 from tests.docs.pages import ALL, ROOT, Page
 
@@ -85,8 +86,14 @@ def test_fields_that_are_named_are_in_the_configuration(page: Page) -> None:
     commands = "\n".join(text for language, text in page.blocks if language != "yaml")
     named += [found[1] for found in re.finditer(rf"(?<![\w./-])({_FIELD.pattern})=", commands)]
     for name in named:
+        if page.path == MIGRATION and (name in VERL or field_of(name) is not None):
+            continue  # verl's sections have names of ours
         if not name.endswith(ENDINGS):
             assert _is_field(name.split(".")), f"{page.path}: {name} is no field of the configuration"
+
+
+MIGRATION = Path("docs/migrate.md")
+VERL = {"data.train_files", "data.train_batch_size", "data.max_prompt_length", "data.max_response_length"}
 
 
 def _is_field(parts: list[str], section: Any = Config) -> bool:
@@ -144,7 +151,7 @@ def _check_command(page: Page, words: list[str]) -> None:
         return
     assert name in COMMANDS, f"{page.path}: `pods {name}` is no command"
     known = {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words:
+    for word in words[: words.index("--") if "--" in words else None]:
         if word.startswith("--") and word not in ("--", "--help", "--version"):
             assert word.partition("=")[0] in known, f"{page.path}: `pods {name}` has no option {word}"
 

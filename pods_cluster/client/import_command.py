@@ -1,0 +1,67 @@
+"""`pods import`: another trainer's command line as a run's YAML, with a list of what did not carry over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from pods_cluster.config import ConfigError, build_config
+from pods_cluster.config.load import changed
+from pods_cluster.migrate.translation import Translation
+
+TRAINERS = ("verl", "openrlhf")
+
+
+def import_settings(
+    trainer: Annotated[str, typer.Argument(metavar="TRAINER", help="verl or openrlhf.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="WORDS", help="Its command line, as it is typed there.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; left out: printed.")] = None,
+) -> None:
+    """Turn another trainer's command into a run's YAML: `pods import verl -o run.yaml -- data.train_files=…`."""
+    if output is not None and output.exists():
+        raise ConfigError(f"--output: {output} exists already; give another file, or remove it")
+    text, told = imported(trainer, words or [])
+    console = Console(stderr=True)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, encoding="utf-8")
+        console.print(
+            f"wrote {output}; look at it with: pods check {output}", markup=False, highlight=False, soft_wrap=True
+        )
+    for matters, title in ((True, "did not carry over, and changes the run"), (False, "has no part in a run")):
+        lines = [item for item in told.left_out if item.matters == matters]
+        if lines:
+            console.print(f"{title}:", style="yellow" if matters else "dim", highlight=False)
+        for item in lines:
+            console.print(f"  - {item}", markup=False, highlight=False, soft_wrap=True)
+
+
+def imported(trainer: str, words: list[str]) -> tuple[str, Translation]:
+    """The YAML of a command line, validated, and its translation. Raises ConfigError."""
+    if trainer == "verl":
+        from pods_cluster.migrate.verl_fields import parse_overrides, translate_verl
+
+        told = translate_verl(parse_overrides(words))
+    elif trainer == "openrlhf":
+        from pods_cluster.migrate.openrlhf_flags import parse_flags, translate_openrlhf
+
+        told = translate_openrlhf(parse_flags(words))
+    else:
+        raise ConfigError(
+            f"pods import: {trainer!r} is unknown; it reads {' and '.join(TRAINERS)} (TRL: see docs/migrate.md)"
+        )
+    tree = changed({}, told.fields)
+    build_config(tree, source=f"imported from {trainer}")
+    ordered = {name: tree[name] for name in ("model", "data", "reward", "generator", "selector", "learner", "run")}
+    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
+    return (
+        f"# Imported from a command line of {trainer}. Fields that are not here have their defaults (docs/config.md).\n{text}",
+        told,
+    )
