@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=CONFIG, help="of ours")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--seconds", type=float, help="seconds of steps, in place of each arm's own")
+    parser.add_argument("--evaluate", type=int, help="steps between evaluations, in place of each arm's own; 0: none")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="more of the configuration of ours")
     parser.add_argument("--target", type=float, default=0.30, help="held-out greedy accuracy whose time is taken")
     parser.add_argument("--append", action="store_true", help="keep the arms that --out has")
@@ -88,6 +89,8 @@ def main() -> None:
             arm = ARMS[name]
             if options.seconds:
                 arm = replace(arm, seconds=options.seconds)
+            if options.evaluate is not None:
+                arm = replace(arm, evaluate=options.evaluate)
             if arm.peer == "ours":
                 arm = replace(arm, options=more | arm.options)
             result["arms"].append(measure(arm, settings, options.config, work / name, options.target))

@@ -44,7 +44,8 @@ class VllmOptions:
     (`per_request`), or one for the engine (`engine`; a rollout cannot be made again then). `transfer`: our transfer
     engine or vLLM's own (`native`, NCCL only). `loading` of new weights: straight into the model's storage where that was
     proven at the first update (`auto`), or by vLLM's own loaders always (`reload`). `scheduler`: vLLM's with our fast
-    path for decoding (`pods`), or vLLM's alone (`vllm`). `kv_cache_gb`: the key/value cache's size.
+    path for decoding (`pods`), or vLLM's alone (`vllm`). `admit`: free places that new rollouts wait for beside decoding
+    ones; `auto`: see `admission_portion`. `kv_cache_gb`: the key/value cache's size.
     """
 
     process: bool = False
@@ -53,6 +54,7 @@ class VllmOptions:
     transfer: str = "pods"
     loading: str = "auto"
     scheduler: str = "pods"
+    admit: int | str = "auto"
     kv_cache_gb: float | None = None
 
 
@@ -77,6 +79,8 @@ def split_options(options: Mapping[str, Any], temperature: float) -> tuple[VllmO
                 raise ValueError(f"{label} must be one of {', '.join(map(str, _CHOICES[name]))}")
             if name == "kv_cache_gb" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
                 raise ValueError(f"{label} must be a number above 0")
+            if name == "admit" and value != "auto" and (type(value) is not int or value < 1):
+                raise ValueError(f"{label} must be auto, or a number of places from 1 on (1: as they come free)")
             own[name] = value
         elif name in _ELSEWHERE:
             raise ValueError(f"{label} cannot be set here; set {_ELSEWHERE[name]}")
@@ -89,6 +93,11 @@ def split_options(options: Mapping[str, Any], temperature: float) -> tuple[VllmO
         raise ValueError(
             "generator.engine_options.logprobs: rescore needs generator.temperature: 1.0 (vLLM reports the "
             f"log-probabilities of given tokens untempered), not {temperature:g}; use engine or none"
+        )
+    if found.admit != "auto" and found.scheduler != "pods":
+        raise ValueError(
+            f"generator.engine_options.admit: {found.admit} needs scheduler: pods, as vLLM's own fills every place at "
+            "once; leave one of them out"
         )
     if "kv_cache_memory_bytes" in passed and found.kv_cache_gb is not None:
         raise ValueError("generator.engine_options: kv_cache_gb and kv_cache_memory_bytes say the same; leave one out")

@@ -15,7 +15,8 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │    5 fetch     ranks take the kept rollouts        the workers' answers            60 s
     │    6 update    ranks train                         the ranks' answers              learner.step_timeout
     │    7 publish   generators take the new weights     their answers                   weights.*_timeout
-    │    8 measure   the generators' statistics          their answers                   15 s
+    │    8 measure   the generators' statistics, asked   their answers                   15 s
+    │                before 5
     │    9 eval      (each so many steps)                generators' answers             generator.request_timeout
     │   10 checkpoint (when one is due)                  ranks' answers, a thread        learner.step_timeout
     │
@@ -202,11 +203,17 @@ class Run:
         if self.stop_reason is not None:
             return  # what was selected is not trained: `main` cancels it, and its prompts come again
         assembled_at = self.version
-        if selections:
-            self._empty_steps = 0
-            result, values = await self.updates.train(selections, self.step, clock, tally)
-        else:
-            result, values = None, {}
+        # Asked now, so that the answers come while the learner trains: between two steps the learner would wait for them.
+        asked = asyncio.ensure_future(self.pool.stats())
+        try:
+            if selections:
+                self._empty_steps = 0
+                result, values = await self.updates.train(selections, self.step, clock, tally)
+            else:
+                result, values = None, {}
+        except BaseException:
+            asked.cancel()
+            raise
         if samples := self.samples.of_step({lost.group for lost in result.lost} if result else ()):
             self.recorder.samples(self.step + 1, samples)
         if not selections:
@@ -222,7 +229,7 @@ class Run:
         values["groups/in_flight"] = len(self.ledger.in_flight)
         values["num_tokens"] = self.updates.trained_tokens
         values |= self.assembler.prompt_metrics() | process_memory().metrics("controller")
-        stats = await self.pool.stats()
+        stats = await asked
         self.rewards.look(self.pool.scoring)
         measured = measure(seconds, clock, tally, result, stats, self.scaler.now(), len(self.ledger.in_flight))
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(measured)

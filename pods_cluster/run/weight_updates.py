@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -58,7 +59,7 @@ class WeightUpdates:
         if text := partial_groups_text(result):
             self._notice("rollouts_lost", text)
         self.left_in_flight = len(self._assembler.ledger.in_flight)
-        await self._pool.drop([selection.group for selection in selections])
+        dropping = asyncio.ensure_future(self._pool.drop([selection.group for selection in selections]))
         metrics = {name: float(value) for name, value in result.metrics.items()}
         metrics |= {
             "updates": float(result.updates),
@@ -75,6 +76,7 @@ class WeightUpdates:
             self.version += 1
             with clock("publish"):
                 metrics |= await self.publish()
+        await dropping
         return result, metrics
 
     async def publish(self) -> dict[str, float]:

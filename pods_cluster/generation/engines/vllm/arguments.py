@@ -12,9 +12,12 @@ from pods_cluster.config.vllm_options import VllmOptions, split_options
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.cache_memory import available_bytes
 from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.admission import PORTION
 
 GPU_SHARE = 0.9
 """Part of a card that one engine may fill, where it has the card for itself."""
+PORTION_SHARE = 16
+"""With `admit: auto` on a GPU a portion is one place in so many."""
 CPU_CACHE_SHARE = 0.25
 
 
@@ -69,7 +72,18 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
             arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, model, arguments["max_model_len"])
     if options.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
+    if options.scheduler == "pods":
+        portion = {PORTION: admission_portion(options, generator.max_sequences, gpu)}
+        passed = passed | {"additional_config": dict(passed.get("additional_config") or {}) | portion}
     return arguments | passed
+
+
+def admission_portion(options: VllmOptions, max_sequences: int, gpu: bool) -> int:
+    """Free places that new rollouts wait for: `admit`, or a share of all places on a GPU, and one on a CPU, whose steps
+    cost the same with and without prompts."""
+    if options.admit != "auto":
+        return min(int(options.admit), max_sequences)
+    return max(1, max_sequences // PORTION_SHARE) if gpu else 1
 
 
 def end_token_ids(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ vLLM's own loops cost about 12 microseconds a sequence and step to schedule it a
 1,024 sequences of which the card needs 14 (3B) or 6 (0.5B). A running request that decodes one token and whose place in
 its last block is free needs none of that work. Everything else (admission, prefills, pre-emption, whatever this file
 does not know) is left to vLLM. The same steps come out: tests/generation/engines/vllm/test_scheduler.py compares them.
+Beside decoding rollouts, new ones are admitted in portions (`admission`).
 
 Requests of the fast path share one output a step, under `DECODED`; `requests.decoded` reads it.
 """
@@ -15,6 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.admission import AdmissionGate, portion_of
 from pods_cluster.generation.engines.vllm.compat import (
     AsyncScheduler,
     EngineCoreOutput,
@@ -74,6 +76,7 @@ class _FastDecode(_Base):
         self._steps: dict[int, _Step] = {}
         self._asynchronous = isinstance(self, AsyncScheduler)
         self._counts_in_flight = compat.counts_tokens_in_flight()
+        self._gate = AdmissionGate(min(portion_of(self.vllm_config.additional_config), self.max_num_running_reqs))
         try:
             self._fast_decode = compat.decodes_plainly(self)
         except AttributeError as error:
@@ -169,15 +172,19 @@ class _FastDecode(_Base):
         }
 
     def _admit(self, taken: int, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own step for what waits, within what `taken` decoding requests leave."""
+        """vLLM's own step for what waits, within what `taken` decoding requests leave, if a portion of places is free."""
         running, self.running = self.running, []
         limits = [name for name in compat.RUNNING_LIMITS if hasattr(self, name)]
         before = {name: getattr(self, name) for name in (*limits, "max_num_scheduled_tokens")}
+        free = self.max_num_running_reqs - len(running)
+        opens = self._gate.opens(free)
         try:
             for name in limits:
-                setattr(self, name, before[name] - len(running))
+                setattr(self, name, before[name] - len(running) if opens else 0)
             self.max_num_scheduled_tokens -= taken
-            return super().schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)
+            self._gate.entered(free - len(self.running), len(self.waiting))
+            return output
         finally:
             for name, value in before.items():
                 setattr(self, name, value)

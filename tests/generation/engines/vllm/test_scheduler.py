@@ -32,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
 from pods_cluster.generation.engines.vllm import scheduler  # noqa: E402
+from pods_cluster.generation.engines.vllm.admission import PORTION  # noqa: E402
 from pods_cluster.generation.engines.vllm.requests import decoded, make_params  # noqa: E402
 from pods_cluster.types import SamplingParams  # noqa: E402
 
@@ -276,6 +277,56 @@ def test_decoding_steps_take_the_fast_path(
         driver.result()
     tokens = sum(len(request.output_token_ids) for request in driver.requests.values())
     assert sum(shared) == tokens - 4  # all but each one's first token
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_engine_admits_in_portions(
+    engine_config: Hidden, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rollouts that end one by one: with a portion of 3 places the same work is admitted in fewer of the steps."""
+    kind = scheduler.AsyncDecodeScheduler if asynchronous else scheduler.DecodeScheduler
+
+    def admitting(portion: int) -> tuple[list[int], list[int]]:
+        """How many were admitted in each step that admits, and the tokens of each request."""
+        monkeypatch.setattr(engine_config.value, "additional_config", {PORTION: portion})
+        driver = Driver(kind, engine_config, 90, 1 + asynchronous, asynchronous)
+        for index in range(24):
+            driver.add(f"request{index}", [1 + index] * 3, 4 + index % SEQUENCES)
+        admitted = []
+        while driver.scheduler.has_requests():
+            shown, _ = driver.step()
+            admitted.append(len(shown["new"]) if shown else 0)
+        return [count for count in admitted if count], [r.num_output_tokens for r in driver.requests.values()]
+
+    singly, _ = admitting(1)
+    together, made = admitting(3)
+    assert sum(singly) == sum(together) == 24
+    assert len(together) < len(singly)
+    assert all(count >= 3 for count in together[:-1])
+    assert all(made)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_rollouts_that_start_again_are_not_cut_off_by_the_portion(
+    engine_config: Hidden, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After new weights all that ran enter again, over as many steps as their tokens take."""
+    monkeypatch.setattr(engine_config.value, "additional_config", {PORTION: 4})
+    kind = scheduler.AsyncDecodeScheduler if asynchronous else scheduler.DecodeScheduler
+    driver = Driver(kind, engine_config, 90, 1 + asynchronous, asynchronous)
+    for index in range(SEQUENCES):
+        driver.add(f"request{index}", [1 + index] * 8, 20)
+    for _ in range(6):
+        driver.step()
+    driver.reset()
+    waiting = [len(driver.scheduler.waiting)]
+    assert waiting[0] > 4
+    while waiting[-1] and len(waiting) < 9:
+        driver.step()
+        waiting.append(len(driver.scheduler.waiting))
+    assert waiting[-1] == 0
+    assert sorted(set(waiting), reverse=True) == waiting  # someone entered in each step
+    assert len(waiting) > 2
 
 
 def test_requests_that_need_more_go_vllms_way(engine_config: Hidden) -> None:
