@@ -61,6 +61,7 @@ def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
         return process.returncode, output
 
 
+@pytest.mark.slow  # three commands, each with processes of its own
 def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_path: Path):
     broken = ("train", "--plain", str(CONFIG), *arguments(made, tmp_path, "broken"))
     # Two commands at a time, each with a cluster of its own: most of their time they wait for processes to come up.

@@ -106,7 +106,11 @@ def test_a_run_that_cannot_be_opened_in_time_is_given_up(
         driver.train(config, live=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_ends_the_run_with_its_state_saved(
     cluster: None, made: Made, tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:

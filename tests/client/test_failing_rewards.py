@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -24,6 +25,7 @@ def judge(completions, **kwargs):
 """
 
 
+@pytest.mark.slow  # waits for deadlines
 def test_a_reward_that_never_answers_ends_the_run_with_its_cause(made: Made, tmp_path: Path) -> None:
     file = tmp_path / "rewards.py"
     file.write_text(REWARD)

@@ -49,6 +49,7 @@ def run(cluster: None, made: Made, tmp_path: Path) -> Iterator[Any]:
     ray.kill(controller)  # and with it all that it started
 
 
+@pytest.mark.slow  # a whole run
 def test_a_run_is_scaled_and_stopped_from_the_page(page: Any, run: Any, tmp_path: Path) -> None:  # noqa: F811
     folder = RunFolder(tmp_path / "live")
     while not folder.metrics.is_file() or len(folder.read_metrics()) < 2:

@@ -182,6 +182,7 @@ def test_ranks_that_share_cards_with_generators_have_one_each(cluster, model_fol
     assert sorted(asyncio.run(places())) == ["0", "1"]
 
 
+@pytest.mark.slow  # three groups of ranks
 def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_folder, tmp_path):
     config = config_for(model_folder, top={"run": {"name": "no-second"}})
 
@@ -207,6 +208,7 @@ def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_fo
     asyncio.run(change())
 
 
+@pytest.mark.slow  # a group of its own
 def test_starts_where_no_compiler_is(cluster, model_folder, tmp_path):
     """With no compiler on PATH and an empty operator cache a rank starts, and compiles nothing."""
     tools, cache = tmp_path / "bin", tmp_path / "cache"

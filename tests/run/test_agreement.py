@@ -75,7 +75,10 @@ def generators(cluster: None, made: Made) -> Iterator[Generators]:
 
 
 # The adapter comes first: an engine that took whole weights refuses one.
-@pytest.mark.parametrize(("zero_stage", "ranks", "lora"), [(2, 2, "{rank: 8, alpha: 8}"), (1, 1, None), (3, 2, None)])
+@pytest.mark.parametrize(
+    ("zero_stage", "ranks", "lora"),
+    [pytest.param(2, 2, "{rank: 8, alpha: 8}", marks=pytest.mark.slow), (1, 1, None), (3, 2, None)],
+)
 def test_after_updates_engine_and_learner_are_one_model(
     generators: Generators, made: Made, tmp_path: Path, zero_stage: int, ranks: int, lora: str | None
 ):

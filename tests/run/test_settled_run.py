@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.client.driver import train
 from pods_cluster.config import load_config
@@ -14,6 +16,7 @@ from tests.tiny_run import Made
 STEPS, PROMPTS, N, M = 4, 4, 16, 4
 
 
+@pytest.mark.slow  # a whole run
 def test_settled_groups_are_aborted_in_a_run_with_overlap(cluster: None, made: Made, tmp_path: Path) -> None:
     config = load_config(
         CONFIG,

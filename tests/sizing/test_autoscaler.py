@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.experimental.internal_kv import _internal_kv_get
 
@@ -21,6 +22,7 @@ def asked(sizes: Sizes | None) -> Any:
     return json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"null")
 
 
+@pytest.mark.slow  # a Ray cluster of its own
 def test_a_cluster_with_two_worker_groups_is_asked_for_both_and_one_without_for_nothing(
     ray_cluster: RayCluster,
 ) -> None:

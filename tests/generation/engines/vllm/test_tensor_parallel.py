@@ -33,7 +33,7 @@ vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
 from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]  # an engine of two processes
 
 ROOT = Path(__file__).parents[4]
 

@@ -1,0 +1,62 @@
+"""The types of a module are checked again when it changed, or anything that it imports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.check_types import digests, imports_of, unproven
+
+FILES = {
+    "pods_cluster/__init__.py": "",
+    "pods_cluster/low.py": "X: int = 1\n",
+    "pods_cluster/middle/__init__.py": "",
+    "pods_cluster/middle/part.py": "from pods_cluster.low import X\n",
+    "pods_cluster/middle/beside.py": "def f() -> int:\n    from . import part\n\n    return part.X\n",
+    "pods_cluster/high.py": "import pods_cluster.middle.beside as beside\n",
+    "pods_cluster/alone.py": "import json\n",
+    "benchmarks/run.py": "from pods_cluster import high\n",
+    "pyproject.toml": "[tool.pyright]\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ("pods_cluster/alone.py", {"alone"}),
+        ("pods_cluster/low.py", {"low", "part", "beside", "high", "run"}),
+        ("pods_cluster/middle/part.py", {"part", "beside", "high", "run"}),
+        ("pods_cluster/high.py", {"high", "run"}),
+        ("benchmarks/run.py", {"run"}),
+    ],
+)
+def test_what_imports_a_changed_module_is_checked_with_it(tree: Path, changed: str, again: set[str]) -> None:
+    passed = digests(tree)
+    assert unproven(digests(tree), passed) == []
+    (tree / changed).write_text(FILES[changed] + "# changed\n")
+    assert {Path(module).stem for module in unproven(digests(tree), passed)} == again
+
+
+def test_another_environment_or_a_new_module_is_checked(tree: Path) -> None:
+    passed = digests(tree)
+    (tree / "pods_cluster/new.py").write_text("")
+    assert unproven(digests(tree), passed) == ["pods_cluster/new.py"]
+    (tree / "pyproject.toml").write_text("[tool.pyright]\nstrict = true\n")
+    assert set(unproven(digests(tree), passed)) == set(digests(tree))
+
+
+def test_every_import_of_the_package_is_found() -> None:
+    root = Path(__file__).parent.parent
+    modules = list((root / "pods_cluster").rglob("*.py"))
+    found = imports_of(root / "pods_cluster/run/loop.py", root, modules)
+    assert {root / "pods_cluster/run/step_assembly.py", root / "pods_cluster/config/__init__.py"} <= found
