@@ -9,6 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+LARGEST = 2**63
+"""Largest whole number in a configuration: more than any count, and as much as numpy and torch take."""
+
 
 class ConfigError(Exception):
     """A configuration that cannot be run. The text names each field, its value and the fix."""
@@ -63,8 +66,14 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _numbers_are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic accepts: true as 1, and NaN in the free-form options of a plug-in."""
+    def _values_are_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic accepts: true as 1, NaN in the free-form options of a plug-in, and texts that no file,
+        column or name can be."""
+        if isinstance(value, str) and ("\0" in value or any("\ud800" <= sign <= "\udfff" for sign in value)):
+            raise ValueError(f"{value!r} holds a character that no path or name can have (\\0, \\ud800); remove it")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            shown = f"{str(value)[:30]}… ({len(str(abs(value)))} digits)"
+            raise ValueError(f"{shown} is too large; give a number that fits into 64 bits")
         annotation = cls.model_fields[str(info.field_name)].annotation
         members = set(typing.get_args(annotation)) or {annotation}  # of a union, or the one type
         if isinstance(value, bool) and members & {int, float} and bool not in members:

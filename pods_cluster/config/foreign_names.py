@@ -127,7 +127,7 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
     ("learner.betas", "both in a list, as in [0.9, 0.999]", "adam_beta1 adam_beta2 adam_betas adam_beta"),
     ("learner.advantage.normalize", "true divides by the deviation of the group, false does not (Dr. GRPO)",
      "scale_rewards"),
-    ("learner.clip_low", "and learner.clip_high: two numbers", "eps_clip_low_high epsilon"),
+    ("learner.clip_low", "set it and learner.clip_high, a number each", "eps_clip_low_high epsilon"),
     ("learner.workers", "learner ranks; generators have GPUs of their own (generator.workers)",
      "n_gpus_per_node actor_num_gpus_per_node num_processes nproc_per_node n_gpus num_gpus"),
     ("cluster.address", "nodes are those of the Ray cluster that is connected to", "nnodes num_nodes num_machines"),

@@ -23,7 +23,7 @@ class KLConfig(Section):
 
     coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL term (the k3 estimator) in the loss."""
-    reference: str | None = None
+    reference: str | None = Field(default=None, min_length=1)
     """Folder or hub name of the reference model; left out: the model that the run starts from."""
 
 
@@ -62,6 +62,13 @@ class LoraConfig(Section):
     whole model with the adapter `merged`. `auto`: the adapter where the engine can take it (not `paced`, and not vLLM
     with `engine_options.transfer: native`)."""
 
+    @field_validator("target_modules")
+    @classmethod
+    def _layers_are_named(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if isinstance(value, tuple) and (not value or "" in value):
+            raise ValueError(f"{list(value)} names no layer; name some, as in [q_proj, v_proj], or write all-linear")
+        return value
+
 
 class LearnerConfig(Section):
     """The group of DeepSpeed ranks that updates the policy."""
@@ -72,7 +79,7 @@ class LearnerConfig(Section):
     """DeepSpeed ZeRO stage."""
     prompts_per_step: int = Field(default=16, ge=1)
     """Groups in one step, which trains on prompts_per_step x m rollouts."""
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0, le=1)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up, over `run.steps`."""
@@ -82,7 +89,7 @@ class LearnerConfig(Section):
     """AdamW's decoupled weight decay; not applied to norms and biases."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's betas."""
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0, le=1)
     """AdamW's epsilon."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this norm; 0 turns it off."""
@@ -95,6 +102,9 @@ class LearnerConfig(Section):
     """Lower clip of the probability ratio: 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
     """Upper clip of the probability ratio: 1 + clip_high."""
+    max_skipped: int = Field(default=5, ge=1)
+    """Updates in a row whose loss or gradient is not finite: each is skipped, and after so many the run ends and names the
+    last checkpoint. Overflows of float16 that only lower the loss scale do not count."""
     loss: Literal["sequence_mean", "token_mean", "dr_grpo"] = "sequence_mean"
     """Average over tokens: in each rollout first (`sequence_mean`, the paper), over all tokens of the step
     (`token_mean`), or a sum divided by `generator.max_tokens` (`dr_grpo`)."""

@@ -18,7 +18,10 @@ from pods_cluster.config.tree import Config
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses a repeated key, reads 1e-6 as a number, and off, on, yes and no as words."""
+    """A YAML loader that refuses a repeated key, and reads plain words and numbers as YAML 1.2 does.
+
+    It knows the types of JSON alone: `!!timestamp` and its like are refused.
+    """
 
 
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -35,18 +38,38 @@ def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool
 
 
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
-# YAML 1.1 reads `settle: off` as false and a run's name 2026-01-01 as a date. Here both are texts, as in YAML 1.2.
+_TAG = "tag:yaml.org,2002:"
+_JSON_TYPES = {None, *(_TAG + name for name in ("map", "seq", "str", "int", "float", "bool", "null"))}
+_UniqueKeyLoader.yaml_constructors = {
+    tag: make for tag, make in _UniqueKeyLoader.yaml_constructors.items() if tag in _JSON_TYPES
+}
+# YAML 1.1 reads `settle: off` as false, a run's name 2026-01-01 as a date, 0100 as 64 and 1:30 as 90. Here the words are
+# texts, as in YAML 1.2, and so are the numbers: pydantic reads 0100 as 100 and refuses 1:30.
 _UniqueKeyLoader.yaml_implicit_resolvers = {
-    first: [item for item in resolvers if item[0] not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")]
+    first: [
+        item for item in resolvers if item[0] not in {_TAG + name for name in ("bool", "timestamp", "int", "float")}
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _UniqueKeyLoader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
+)
 # YAML 1.1 reads 1e-6 (no dot) as a text; people write learning rates so.
 _UniqueKeyLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"""^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?
+              |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+              |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
+        re.X,
+    ),
+    list("-+.0123456789"),
 )
+MOST_VALUES = 100_000
+"""Values in a configuration, an anchor's counted wherever it is used: few lines of aliases can stand for billions."""
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -74,13 +97,13 @@ def _text_of(path: Path, what: str) -> str:
         raise ConfigError(
             f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
+    except ValueError as error:  # a NUL character in its name
+        raise ConfigError(f"{str(path)!r}: cannot be read ({error}); give the path of {what}") from None
 
 
 def _tree_of(text: str, source: str, what: str) -> dict[str, Any]:
     try:
-        tree = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+        tree = _read(text, "not valid YAML")
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     if not isinstance(tree, dict):
@@ -98,6 +121,32 @@ def parse_config(text: str, overrides: Iterable[str] = (), *, source: str = "con
         except ConfigError as error:
             problems.append(str(error))
     return _build(tree, problems, source)
+
+
+def _read(text: str, wrong: str) -> Any:
+    """The value of a YAML text. Raises ConfigError, which begins with `wrong` where the text is no YAML."""
+    try:
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{wrong}: {error}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{wrong}: {error}; put quotes around a text") from None
+    except RecursionError:
+        raise ConfigError(f"{wrong}: it is nested too deeply; write fewer brackets") from None
+    _refuse_endless(value)
+    return value
+
+
+def _refuse_endless(value: Any) -> None:
+    """Refuse a value that is larger than any configuration (a few lines of aliases suffice): it takes for ever to print."""
+    left, waiting = MOST_VALUES, [value]
+    while waiting:
+        node = waiting.pop()
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        left -= len(inner)
+        if left < 0:
+            raise ConfigError(f"holds more than {MOST_VALUES:,} values (aliases counted each time); write it shorter")
+        waiting.extend(inner)
 
 
 def build_config(tree: Mapping[str, Any], *, source: str = "configuration") -> Config:
@@ -164,9 +213,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not separator or not key.strip():
         raise ConfigError(f"{override!r}: an override is written key=value, as in learner.learning_rate=1e-5")
     try:
-        value = yaml.load(raw, Loader=_UniqueKeyLoader) if raw.strip() else None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{override!r}: the value is not valid YAML: {error}") from None
+        value = _read(raw, "the value is not valid YAML") if raw.strip() else None
     except ConfigError as error:
         raise ConfigError(f"{override!r}: {error}") from None
     *parents, last = key.strip().split(".")

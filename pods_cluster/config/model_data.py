@@ -19,7 +19,7 @@ class ModelConfig(Section):
     dtype: Dtype = "bfloat16"
     """Number format of the weights in computation; master weights and gradient sums are always float32. On a CPU
     float32 is faster."""
-    chat_template: str | None = None
+    chat_template: str | None = Field(default=None, min_length=1)
     """A Jinja chat template, or a path to one; left out: the tokenizer's own."""
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
     """Attention implementation of the learner. In place of `sdpa` models with capped scores or attention sinks get `eager`,
@@ -31,11 +31,11 @@ class ModelConfig(Section):
 class EvalDataConfig(Section):
     """Held-out rows for evaluation."""
 
-    path: str | None = None
+    path: str | None = Field(default=None, min_length=1)
     """Dataset to evaluate on; left out: the training dataset's `split` below."""
-    name: str | None = None
+    name: str | None = Field(default=None, min_length=1)
     """Subset (configuration) of a hub dataset."""
-    split: str = "test"
+    split: str = Field(default="test", min_length=1)
     """Split to evaluate on."""
     rows: int | None = Field(default=None, ge=1)
     """Number of rows to evaluate on, from the first; left out: all."""
@@ -46,17 +46,17 @@ class DataConfig(Section):
 
     path: str = Field(min_length=1)
     """A JSONL, JSON or parquet file, a folder of them or of a saved dataset, or a Hugging Face hub name."""
-    name: str | None = None
+    name: str | None = Field(default=None, min_length=1)
     """Subset (configuration) of a hub dataset; several are joined by `+`, as in `algebra+geometry`."""
-    split: str = "train"
+    split: str = Field(default="train", min_length=1)
     """Split to train on; ignored where `path` is one file."""
-    prompt: str = "prompt"
+    prompt: str = Field(default="prompt", min_length=1)
     """Column with the prompt: a text, or a list of chat messages."""
-    answer: str | None = "answer"
+    answer: str | None = Field(default="answer", min_length=1)
     """Column with the reference answer, or null. In verl's layout `reward_model.ground_truth` is found without it."""
     system: str | None = None
     """System message put before a prompt that has none."""
-    template: str = "none"
+    template: str = Field(default="none", min_length=1)
     """How a text prompt is wrapped: `none`, `think_answer`, `boxed`, a text with `{prompt}`, or a path to such a
     text."""
     chat: bool = True

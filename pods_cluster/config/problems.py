@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+import reprlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,10 @@ from pods_cluster.config.tree import Config
 
 ROUNDS = 5
 """Fields that are refused hide the rules between them: so often they are taken out and the rest is looked at again."""
+_REPR = reprlib.Repr()
+"""Prints the beginning of any value, however large it is."""
+_REPR.maxlevel, _REPR.maxdict, _REPR.maxlist, _REPR.maxtuple = 4, 8, 8, 8
+_REPR.maxstring = _REPR.maxother = 80
 STAND_INS: dict[str, Any] = {"model": {"path": "model"}, "data": {"path": "data"}, "run": {"name": "run"},
                              "reward": [{"name": "reward"}], "model.path": "model", "data.path": "data",
                              "run.name": "run"}  # fmt: skip
@@ -46,8 +51,23 @@ def explain(tree: Mapping[str, Any], error: ValidationError) -> list[str]:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    texts = [text for item in error.errors() for text in _sentences(item)]
+    texts = [text for item in _joined(error.errors()) for text in _sentences(item)]
     return list(dict.fromkeys(texts))
+
+
+def _joined(items: Sequence[Any]) -> Iterator[Any]:
+    """The errors, those of one field's alternatives (a number or `auto`) as one."""
+    alternatives: dict[str, list[Any]] = {}
+    for item in items:
+        key = _path(item["loc"]) if item["type"] not in _APART else str(len(alternatives))
+        alternatives.setdefault(key, []).append(item)
+    for found in alternatives.values():
+        messages = list(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in found))
+        yield found[0] if len(messages) == 1 else {**found[0], "msg": f"Input should be {' or '.join(messages)}"}
+
+
+_APART = ("extra_forbidden", "missing", "value_error", "invalid_key")
+"""Kinds of errors that are no alternatives of one another."""
 
 
 def _sentences(item: Any) -> list[str]:
@@ -57,6 +77,8 @@ def _sentences(item: Any) -> list[str]:
         return _unknown(where, item["loc"], item["input"])
     if item["type"] == "missing":
         return [f"{where}: missing; it has no default, add it"]
+    if item["type"] == "invalid_key":
+        return [f"{where}: {item['input']!r} is no field's name; write a word, or put quotes around it"]
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         cause = item.get("ctx", {}).get("error")
@@ -176,8 +198,9 @@ def _inner(node: Any, part: str) -> Any:
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    # pydantic puts the tried member of a union (`tuple[str, ...]`) behind the field
-    return ".".join(str(part) for part in location if "[" not in str(part))
+    # pydantic puts the tried member of a union (`tuple[str, ...]`, `int`) behind the field
+    parts = [str(part) for part in location if "[" not in str(part)]
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] in ("int", "float", "str", "bool") else parts)
 
 
 def _close(name: str, known: typing.Sequence[str]) -> str:
@@ -185,5 +208,5 @@ def _close(name: str, known: typing.Sequence[str]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "…"

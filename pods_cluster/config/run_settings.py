@@ -16,7 +16,7 @@ class EvalConfig(Section):
     """Steps between evaluations (also before the first and after the last step); 0: none."""
     samples: int = Field(default=1, ge=0)
     """Sampled completions for each row, in addition to the greedy one; 0: greedy only."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature of the sampled completions."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus (top-p) of the sampled completions; for evaluation only."""
@@ -40,7 +40,7 @@ class RunConfig(Section):
 
     name: str = Field(min_length=1)
     """Name of the run, also of its folder and its Ray actors."""
-    dir: str = "runs"
+    dir: str = Field(default="runs", min_length=1)
     """Folder in which the run's folder is made."""
     steps: int = Field(default=100, ge=1)
     """Optimiser steps."""
@@ -76,7 +76,7 @@ class RunConfig(Section):
 class ClusterConfig(Section):
     """The Ray cluster."""
 
-    address: str = "auto"
+    address: str = Field(default="auto", min_length=1)
     """`auto`: the cluster of RAY_ADDRESS (set in a Ray job), else a new local one; `local`: always a new local one; or
     host:port."""
     placement_timeout: float = Field(default=120.0, gt=0)

@@ -130,6 +130,12 @@ class Config(Section):
                 f"learner.gpus_per_worker: {part:g} lets two of the {learner.workers} ranks lie on one card, where NCCL "
                 f"refuses to connect them; use more than half a card (generators can have the rest), or learner.workers: 1"
             )
+        for name, cards in (("generator", generator.cards), ("learner", part)):
+            if cards > 1 and not cards.is_integer():
+                yield (
+                    f"{name}.gpus_per_worker: {cards:g} is neither a part of one card nor whole cards, as Ray gives them; "
+                    f"use a number up to 1, or a whole one"
+                )
         if generator.tensor_parallel > 1 and generator.cards != generator.tensor_parallel:
             yield (
                 f"generator.gpus_per_worker: {generator.cards:g} is not the number of cards that tensor_parallel: "
