@@ -33,6 +33,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
         "learning/test_forward.py",
         "learning/test_kernel_choice.py",
         "learning/test_two_ranks.py",
+        "learning/test_skipping.py",
         "learning/test_trainer.py",
         "learning/test_export.py",
     ),

@@ -7,7 +7,8 @@ import numpy as np
 from pods_cluster.dashboard.columns import Columns
 from pods_cluster.telemetry.health import Health, health_line, worst_level
 from pods_cluster.telemetry.health_report import HealthReport
-from pods_cluster.telemetry.health_rules import RULES, WINDOW
+from pods_cluster.telemetry.health_rules import RULES
+from pods_cluster.telemetry.health_window import WINDOW
 
 _WORK = "timing_s/step"
 """A row with this metric is a step; one without is an evaluation before the first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
@@ -15,13 +14,13 @@ from pods_cluster.dashboard.history import History
 from pods_cluster.dashboard.journal import Journal, event_entry, sample_entry
 from pods_cluster.telemetry.line_tail import clean, read_json
 from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.secret_values import without_secrets
 
 SLICE_BYTES = 2**19
 """Read at a time, so that a request waits for some milliseconds only."""
 MAX_ROWS_TOLD = 20
 MAX_REWARD_FAILURES = 50
 """Steps told at once; a page that hears of more fetches its curves again."""
-_SECRET = re.compile(r"token$|secret|password|passwd|credential|api_?key|authorization", re.IGNORECASE)
 
 
 class Change(NamedTuple):
@@ -98,7 +97,7 @@ class RunView:
             modified = path.stat().st_mtime
             if modified != self._config[0]:
                 tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-                tree = clean(_without_secrets(tree)) if isinstance(tree, dict) else {}
+                tree = clean(without_secrets(tree)) if isinstance(tree, dict) else {}
                 text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
                 self._config = (modified, text, tree)
         except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -130,12 +129,3 @@ class RunView:
                 self.reward_failures[key] = event
         if kind.startswith("worker_"):
             self.worker_events = [*self.worker_events[-99:], event]
-
-
-def _without_secrets(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {
-            key: "(hidden)" if isinstance(value, str) and _SECRET.search(str(key)) else _without_secrets(value)
-            for key, value in tree.items()
-        }
-    return [_without_secrets(item) for item in tree] if isinstance(tree, list) else tree

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from pods_cluster.generation.engine import Engine, EngineStats
-from pods_cluster.generation.messages import GeneratorError, WorkerFailed
+from pods_cluster.generation.messages import ENGINE_FAILED, GeneratorError, WorkerFailed
 from pods_cluster.types import Rollout
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class EngineThread:
         if error is None:
             return None
         trace = "".join(traceback.format_tb(error.__traceback__)[-3:])
-        return f"the engine failed: {type(error).__name__}: {error}\n{trace}".rstrip()
+        return f"{ENGINE_FAILED}: {type(error).__name__}: {error}\n{trace}".rstrip()
 
 
 class RateMeter:

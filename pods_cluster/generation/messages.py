@@ -135,6 +135,10 @@ class WorkerStats:
     memory: ProcessMemory = field(default_factory=ProcessMemory)
 
 
+ENGINE_FAILED = "the engine failed"
+"""The words with which a worker tells of an engine that raised."""
+
+
 @dataclass(slots=True)
 class Failure:
     """A generator worker that is gone or hangs: why, and which groups had rollouts in its memory or engine."""
@@ -144,3 +148,8 @@ class Failure:
     groups: list[GroupId] = field(default_factory=list)
     leaving: bool = False
     """It was on its way out of the pool: nobody takes its place."""
+
+    @property
+    def engine_raised(self) -> bool:
+        """Whether the engine raised an error, which it may raise again, rather than lose its process by whatever chance."""
+        return ENGINE_FAILED in self.cause

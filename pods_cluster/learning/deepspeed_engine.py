@@ -83,20 +83,29 @@ class TrainingEngine:
     def backward(self, loss: Float32[Tensor, ""], *, last: bool) -> None:
         """Add the gradient of this rank's part of the loss; the `last` pass of an optimiser step reduces it over ranks."""
         self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        # A loss that is not finite may leave a finite gradient behind (a clipped token has none). Times NaN it has none on
+        # any rank, and all of them skip the step alike, without a collective of its own.
+        scale = torch.where(torch.isfinite(loss.detach()), float(self.world_size), float("nan"))
+        self.engine.backward(loss * scale, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:
-        """Clip the gradient, update the weights, clear the gradient.
+        """Clip the gradient, update the weights, clear the gradient; returns the gradient's norm before clipping.
 
-        Returns the gradient's norm before clipping (NaN if a float16 step overflowed and was skipped).
+        Where the loss or the gradient of any rank is not finite, no rank takes the step (`applied`): weights and optimiser
+        stay as they are, the gradient is cleared, and the norm is NaN.
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self.engine.step()
-        if not self.engine.was_step_applied():
+        if not self.applied:
             return float("nan")
         norm = self.engine.get_global_grad_norm()
         return float(norm) if norm is not None else float("nan")
+
+    @property
+    def applied(self) -> bool:
+        """Whether the last `step` changed the weights."""
+        return self.engine.was_step_applied()
 
     def optimizer_bytes(self) -> int:
         """Bytes of this rank's optimiser states and float32 master weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,10 @@ from pods_cluster.learning.reports import (
     RankResult,
     ResizeError,
     StepResult,
+    StorageError,
+    Written,
     lost_groups,
+    merge_skipped,
 )
 from pods_cluster.learning.schedule import learning_rate
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
@@ -30,7 +32,7 @@ from pods_cluster.types import Selection
 if TYPE_CHECKING:
     from pods_cluster.learning.token_batch import TokenPair
 
-__all__ = ["LearnerError", "LearnerGroup", "ResizeError", "StepResult"]
+__all__ = ["LearnerError", "LearnerGroup", "ResizeError", "StepResult", "StorageError"]
 
 
 class LearnerGroup(RankActors):
@@ -76,8 +78,8 @@ class LearnerGroup(RankActors):
         metrics: dict[str, float] = {}
         results: list[RankResult] = []
         update_seconds = 0.0
-        updates = len(plan.ranks[0].updates)
-        if updates:
+        planned = len(plan.ranks[0].updates)
+        if planned:
             metrics, results = await self._update(plan, step)
             update_seconds = time.monotonic() - fetched
         else:
@@ -85,21 +87,24 @@ class LearnerGroup(RankActors):
                 [rank.drop_rollouts.remote() for rank in self.handles], REPLY_TIMEOUT, "drop their rollouts"
             )
         kept = {selection.group: len(selection) for selection in selections}
+        skipped = merge_skipped(results, float16=self.config.model.dtype == "float16")
+        applied = plan.sequences_of(set(range(planned)) - {skip.update for skip in skipped})
         return StepResult(
             metrics=metrics,
             trained=list(plan.groups),
             lost=lost_groups(plan.lost, kept, missing),
-            trained_rollouts=plan.trained_rollouts,
+            trained_rollouts=len(applied),
             lost_rollouts=sum(kept.values()) - plan.trained_rollouts,
-            trained_tokens=plan.trained_tokens,
-            total_tokens=sum(part.tokens for part in plan.ranks),
+            trained_tokens=sum(sequence.completion_tokens for sequence in applied),
+            total_tokens=sum(sequence.total_tokens for sequence in applied),
             received_bytes=sum(report.received_bytes for report in reports),
-            updates=updates,
+            updates=planned - len(skipped),
             fetch_seconds=fetched - began,
             update_seconds=update_seconds,
             busy_seconds=max((result.seconds for result in results), default=0.0),
             memory=largest_memory(result.memory for result in results),
             missing=missing,
+            skipped=skipped,
         )
 
     async def _update(self, plan: StepPlan, step: int) -> tuple[dict[str, float], list[RankResult]]:
@@ -117,15 +122,14 @@ class LearnerGroup(RankActors):
             learner.step_timeout,
             "train",
         )
-        total = TokenStats({"updates": float(len(plan.ranks[0].updates))})
+        norms = results[0].grad_norms  # of the updates that were applied: there may be none
+        total = TokenStats({"updates": float(len(norms))})
         for result in results:
             total.add(result.stats)
         advantages = np.array([sequence.advantage for sequence in plan.sequences])
         computed = max(sum(result.computed_tokens for result in results), 1)
-        norms = results[0].grad_norms
         metrics = {
-            **step_metrics(total),
-            "grad_norm": sum(norms) / len(norms) if norms else math.nan,
+            **(step_metrics(total) | {"grad_norm": sum(norms) / len(norms)} if norms else {}),
             "learning_rate": rate,
             "advantages/mean": float(advantages.mean()),
             "advantages/std": float(advantages.std(ddof=1)) if len(advantages) > 1 else 0.0,
@@ -141,14 +145,28 @@ class LearnerGroup(RankActors):
         return (await self._call_all(calls, self.config.learner.step_timeout, "score"))[0]
 
     async def save(self, path: Path) -> None:
-        """Write a checkpoint to the folder `path`, which afterwards holds all of it, or what it held before."""
+        """Write a checkpoint to the folder `path`, which afterwards holds all of it, or what it held before.
+
+        Raises StorageError where a disk does not take it; nothing of it stays there then.
+        """
         path = Path(path).absolute()
         partial = path.with_name(path.name + ".partial")
-        timeout = self.config.learner.step_timeout
-        await self._call_all([rank.save.remote(str(partial)) for rank in self.handles], timeout, "save")
-        await self._call_one(
-            self.handles[0].commit.remote(str(partial), str(path)), timeout, "put a checkpoint in its place"
-        )
+        try:
+            await self._write([rank.save.remote(str(partial)) for rank in self.handles], "save")
+            await self._write([self.handles[0].commit.remote(str(partial), str(path))], "put a checkpoint in its place")
+        except StorageError:
+            await self._call_one(
+                self.handles[0].discard.remote(str(partial)), REPLY_TIMEOUT, "remove half a checkpoint"
+            )
+            raise
+
+    async def _write(self, calls: Sequence[Any], doing: str) -> list[str]:
+        """Calls that write to disk; what people should know of them. Raises StorageError once all ranks have answered."""
+        answers: list[Written] = await self._call_all(calls, self.config.learner.step_timeout, doing)
+        faults = dict.fromkeys(answer.fault for answer in answers if answer.fault is not None)
+        if faults:
+            raise StorageError("; ".join(faults))
+        return [note for answer in answers for note in answer.notes]
 
     async def load(self, path: Path) -> None:
         """Read a checkpoint (weights, optimiser, random streams), whatever number of ranks has written it."""
@@ -159,8 +177,8 @@ class LearnerGroup(RankActors):
         """End the ranks and start `workers` new ones with the same state, which travels through `folder`.
 
         The processes are new because communicators and memory belong to the size that they were made for. Raises
-        ResizeError when the new ranks do not start and the old number works again; LearnerError when that fails too,
-        or the state cannot be written (if `folder` exists, it holds the whole state).
+        ResizeError when the state cannot be written, or the new ranks do not start and the old number works again;
+        LearnerError when that fails too (if `folder` exists, it holds the whole state).
         """
         before = self.workers
         if not self.config.learner.resizable:
@@ -168,7 +186,13 @@ class LearnerGroup(RankActors):
                 f"learner.optimizer: {self.config.learner.optimizer} keeps a state that no other number of ranks can "
                 f"read; the group stays at {before}. Use adamw or adamw_fused for a group that changes its size"
             )
-        await self.save(folder)
+        try:
+            await self.save(folder)
+        except StorageError as error:
+            self.release()
+            raise ResizeError(
+                f"the learner's state cannot be written for another number of ranks ({error}); {before} go on. Free space"
+            ) from error
         try:
             await self._restart(workers, folder)
         except LearnerError as error:
@@ -185,11 +209,15 @@ class LearnerGroup(RankActors):
     async def export(self, path: Path) -> list[str]:
         """Write the model in Hugging Face format (with LoRA: merged, and the adapter below `adapter/`).
 
-        Returns what people should know of it: settings that had to be changed to be saved.
+        Returns what people should know of it: settings that had to be changed to be saved. Raises StorageError.
         """
-        calls = [rank.export.remote(str(Path(path).absolute())) for rank in self.handles]
-        notes: list[list[str]] = await self._call_all(calls, self.config.learner.step_timeout, "export")
-        return [note for each in notes for note in each]
+        path = Path(path).absolute()
+        try:
+            return await self._write([rank.export.remote(str(path)) for rank in self.handles], "export")
+        except StorageError:
+            partial = path.with_name(path.name + ".partial")
+            await self._call_one(self.handles[0].discard.remote(str(partial)), REPLY_TIMEOUT, "remove half a model")
+            raise
 
     async def memory(self) -> list[RankMemory]:
         """Memory of each rank, rank 0 first."""

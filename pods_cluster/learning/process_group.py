@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from pods_cluster.weights.transport import bind
+
 log = logging.getLogger(__name__)
 
 
@@ -23,8 +25,22 @@ class RendezvousError(Exception):
 
 
 def open_store(host: str, world_size: int, timeout: float) -> TCPStore:
-    """Open rank 0's rendezvous store, on a port that the system chooses (`store.port`), so that groups never race for one."""
-    return TCPStore(host, 0, world_size, True, timedelta(seconds=timeout), wait_for_workers=False)
+    """Open rank 0's rendezvous store, on a port that the system chooses (`store.port`), so that groups never race for one.
+
+    It listens on `host` alone: by itself it would on all interfaces, and it has no password.
+    """
+    listener = bind(host)
+    port = int(listener.getsockname()[1])
+    # The store owns the descriptor from here on.
+    return TCPStore(
+        host,
+        port,
+        world_size,
+        True,
+        timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def join(

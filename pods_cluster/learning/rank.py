@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
 from pods_cluster.config import Config
-from pods_cluster.learning.reports import FetchReport, RankInfo, RankMemory, RankResult
+from pods_cluster.learning.reports import FetchReport, RankInfo, RankMemory, RankResult, Written
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import Locator, Rollout
 from pods_cluster.weights.relay_plan import WorkerLocation
@@ -179,17 +180,25 @@ class LearnerRank:
 
     # states on disk
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str) -> Written:
         """Write this rank's part of a checkpoint; all ranks call it."""
         from pods_cluster.learning import rank_checkpoint
 
-        rank_checkpoint.save(self.trainer, Path(folder), self.world_size)
+        # Where DeepSpeed writes, the others wait for this rank, which has to fail aloud.
+        return _written(
+            lambda: rank_checkpoint.save(self.trainer, Path(folder), self.world_size),
+            answers=self.config.learner.resizable,
+        )
 
-    def commit(self, partial: str, final: str) -> None:
+    def commit(self, partial: str, final: str) -> Written:
         """Rename a checkpoint that all ranks have written to its final path (rank 0)."""
         from pods_cluster.learning import rank_checkpoint
 
-        rank_checkpoint.commit(Path(partial), Path(final))
+        return _written(lambda: rank_checkpoint.commit(Path(partial), Path(final)))
+
+    def discard(self, folder: str) -> None:
+        """Remove what is left of a checkpoint that could not be written (rank 0)."""
+        shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, folder: str) -> None:
         """Read a checkpoint; all ranks call it."""
@@ -197,11 +206,11 @@ class LearnerRank:
 
         rank_checkpoint.load(self.trainer, Path(folder), self.world_size)
 
-    def export(self, folder: str) -> list[str]:
-        """Write the model in Hugging Face format (rank 0 writes; all ranks call it). Returns notes for people."""
+    def export(self, folder: str) -> Written:
+        """Write the model in Hugging Face format (rank 0 writes; all ranks call it)."""
         from pods_cluster.learning.model_export import export
 
-        return export(self.trainer, Path(folder))
+        return _written(lambda: export(self.trainer, Path(folder)))
 
     def memory(self) -> RankMemory:
         """Memory that this rank holds."""
@@ -221,6 +230,19 @@ class LearnerRank:
         if self._trainer is not None:
             self._trainer.engine.close()
         process_group.leave()
+
+
+def _written(write: Callable[[], list[str] | None], *, answers: bool = True) -> Written:
+    """Call `write`; what a disk does not take is answered (if `answers`), any other failure is raised."""
+    from pods_cluster.learning.rank_checkpoint import storage_fault
+
+    try:
+        return Written(notes=write() or [])
+    except Exception as error:
+        fault = storage_fault(error)
+        if fault is None or not answers:
+            raise
+        return Written(fault=fault)
 
 
 def _started(part: T | None) -> T:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from pods_cluster.learning import fragment_files
 from pods_cluster.learning.fragments import ShardedState
@@ -63,6 +66,24 @@ def commit(partial: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def storage_fault(error: BaseException) -> str | None:
+    """What is wrong with the disk, if this failure of writing a file is its fault; None for any other failure.
+
+    torch and safetensors tell of a full disk by errors of their own.
+    """
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    text = " ".join(str(error).split())
+    if isinstance(error, SafetensorError) or (isinstance(error, RuntimeError) and _TORCH_WRITER.search(text)):
+        return text
+    return None
+
+
+_TORCH_WRITER = re.compile(
+    r"PytorchStreamWriter|inline_container|unexpected pos|File .* cannot be opened|Parent directory"
+)
+
+
 def load(trainer: Trainer, folder: Path, world_size: int) -> None:
     """Read what `save` wrote; the number of ranks and the ZeRO stage may be others. Raises LearnerCheckpointError."""
     try:
@@ -81,7 +102,7 @@ def load(trainer: Trainer, folder: Path, world_size: int) -> None:
             _require_equal(folder, "learner.zero_stage", meta["zero_stage"], learner.zero_stage)
             trainer.engine.load(str(folder), TAG)
         if meta["world_size"] == world_size:  # another number of ranks has no use for these streams
-            _restore_random_state(torch.load(folder / f"random-{trainer.rank}.pt", weights_only=False))
+            _restore_random_state(_read_random_state(folder / f"random-{trainer.rank}.pt"))
     except (OSError, fragment_files.MissingFragment) as error:
         raise LearnerCheckpointError(f"{folder}: incomplete learner checkpoint ({error})") from error
 
@@ -108,9 +129,11 @@ def _require_equal(folder: Path, name: str, saved: Any, now: Any) -> None:
 
 
 def _random_state() -> dict[str, Any]:
+    """States of all random streams of this process, in types that can be read without running code from the file."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "python": random.getstate(),
     }
     if torch.cuda.is_available():
@@ -118,9 +141,26 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
+def _read_random_state(path: Path) -> dict[str, Any]:
+    """What `_random_state` saved. A pickle in it may hold data alone: a checkpoint that was copied from elsewhere runs
+    nothing. Raises LearnerCheckpointError.
+    """
+    # Checkpoints of the first versions hold numpy's array of keys.
+    array = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np.empty(0).__reduce__()[0]]
+    try:
+        with torch.serialization.safe_globals(array):
+            return torch.load(path, weights_only=True)
+    except pickle.UnpicklingError as error:
+        told = str(error).splitlines()[0]
+        raise LearnerCheckpointError(
+            f"{path}: holds more than random states ({told}); give another checkpoint"
+        ) from None
+
+
 def _restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

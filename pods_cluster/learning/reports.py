@@ -20,6 +20,18 @@ class ResizeError(LearnerError):
     """The group could not get another size; it works on with the one that it had."""
 
 
+class StorageError(Exception):
+    """The disk did not take what the group wrote (full, over its quota, read-only, …); the group works on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A rank's answer after it wrote to disk: why the disk did not take it (None: it did), and notes for people."""
+
+    fault: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class MissingRollout:
     """A selected rollout that did not reach the learner rank that should train it, and why."""
@@ -59,11 +71,50 @@ def lost_groups(
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedUpdate:
+    """An optimiser step that no rank took, because its loss or its gradient was not finite.
+
+    `update` counts the updates of the step from 0. `groups` are those whose loss was not finite; empty where it was the
+    gradient alone. `overflow`: the weights are float16 and the loss was finite, so that its scale was too high; the next
+    update is tried with half of it.
+    """
+
+    update: int
+    groups: tuple[GroupId, ...] = ()
+    overflow: bool = False
+
+    @property
+    def cause(self) -> str:
+        if self.groups:
+            named = ", ".join(map(str, self.groups[:GROUPS_NAMED]))
+            more = f" and {len(self.groups) - GROUPS_NAMED} more" if len(self.groups) > GROUPS_NAMED else ""
+            return f"the loss of group {named}{more} is not finite"
+        return "the gradient overflows in float16" if self.overflow else "the gradient is not finite"
+
+
+GROUPS_NAMED = 3
+"""Groups that the cause of a skipped update names; the others are counted."""
+
+
+def merge_skipped(results: Sequence[RankResult], *, float16: bool = False) -> list[SkippedUpdate]:
+    """The updates that were skipped, as all ranks together saw them."""
+    skipped: dict[int, list[GroupId]] = {}
+    for result in results:
+        for skip in result.skipped:
+            skipped.setdefault(skip.update, []).extend(skip.groups)
+    return [
+        SkippedUpdate(update, tuple(dict.fromkeys(groups)), float16 and not groups)
+        for update, groups in sorted(skipped.items())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of one training step of the learner group.
 
     `trained` and `lost` groups together are those of the selections. `missing` holds every rollout that did not
     arrive, also of groups that were trained without it; `lost_rollouts` counts these and the rest of the lost groups.
+    `updates` are those that were applied, `skipped` those that were not; rollouts and tokens are counted in applied ones.
     `trained_tokens` are completion tokens in the loss, `total_tokens` count prompts too. `metrics` are for the record,
     by the names of the metric registry. `fetch_seconds` is the time until all ranks had their rollouts,
     `update_seconds` that of all forward and backward passes and optimiser steps, and `busy_seconds` what the slowest
@@ -84,6 +135,7 @@ class StepResult:
     busy_seconds: float = 0.0
     memory: ProcessMemory = field(default_factory=ProcessMemory)
     missing: list[MissingRollout] = field(default_factory=list)
+    skipped: list[SkippedUpdate] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -103,6 +155,8 @@ class FetchReport:
 class RankResult:
     """Result of one rank's part of a step: statistics over its tokens, and its gradient norms (equal on every rank).
 
+    Both are of applied updates alone; `skipped` are the others, with the groups of this rank whose loss was not finite.
+
     `computed_tokens` went through the model, `padded_tokens` of them as padding. `sequence_tokens` is the length of all
     sequences together, prompts counted for each; it is larger than the others where prompts are shared. `memory`
     is that of the rank's process after the step.
@@ -118,6 +172,7 @@ class RankResult:
     largest_microbatch: int = 0
     seconds: float = 0.0
     memory: ProcessMemory = field(default_factory=ProcessMemory)
+    skipped: list[SkippedUpdate] = field(default_factory=list)
 
     def count(self, microbatch: MicroBatch) -> None:
         """Add a micro-batch to the counts."""

@@ -79,6 +79,17 @@ class StepPlan:
     def sequences(self) -> list[PlannedSequence]:
         return [sequence for rank in self.ranks for sequence in rank.sequences]
 
+    def sequences_of(self, updates: Collection[int]) -> list[PlannedSequence]:
+        """The sequences of these optimiser steps, 0 being the first."""
+        return [
+            sequence
+            for rank in self.ranks
+            for index, update in enumerate(rank.updates)
+            if index in updates
+            for batch in update
+            for sequence in batch.sequences
+        ]
+
     @property
     def trained_rollouts(self) -> int:
         return sum(len(rank.sequences) for rank in self.ranks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,8 +19,8 @@ from pods_cluster.learning.loss import GrpoLoss, LossSettings
 from pods_cluster.learning.loss_inputs import LossInputs, check_lengths, loss_inputs
 from pods_cluster.learning.microbatches import MicroBatch
 from pods_cluster.learning.policy_model import ModelError, load_model, prepare_for_training
-from pods_cluster.learning.reports import RankResult
-from pods_cluster.learning.step_metrics import TokenStats
+from pods_cluster.learning.readings import Reading, groups_without_loss, to_host
+from pods_cluster.learning.reports import RankResult, SkippedUpdate
 from pods_cluster.learning.step_plan import RankPlan
 from pods_cluster.learning.token_batch import TokenBatch, TokenPair, pack, pad
 from pods_cluster.learning.weight_source import AdapterWeights, ModelWeights
@@ -127,22 +126,29 @@ class Trainer:
     def train(self, plan: RankPlan, rollouts: Mapping[Locator, Rollout], learning_rate: float) -> RankResult:
         """Take one optimiser step for each update of the plan. Collective: every rank calls it with its own part.
 
+        An update whose loss or gradient is not finite is skipped by all ranks, and reported.
         Raises ValueError, before any collective, for a rollout whose lengths differ from the plan's.
         """
         started = time.monotonic()
         for sequence in plan.sequences:
             check_lengths(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
         result = RankResult(learning_rate=learning_rate)
-        readings: list[_Reading] = []
+        readings: list[Reading] = []
         old = self._old_log_probs(plan, rollouts)
         for index, update in enumerate(plan.updates):
+            taken: list[Reading] = []
             for position, (microbatch, inputs) in enumerate(self._prepare(update, rollouts)):
                 loss, reading = self._loss(inputs, old.get((index, position)))
                 self.engine.backward(loss, last=position == len(update) - 1)
-                readings.append(reading)
+                taken.append(reading)
                 result.count(microbatch)
-            result.grad_norms.append(self.engine.step(learning_rate))
-        result.stats = _to_host(readings)
+            norm = self.engine.step(learning_rate)
+            if self.engine.applied:
+                result.grad_norms.append(norm)
+                readings += taken
+            else:
+                result.skipped.append(SkippedUpdate(index, groups_without_loss(update, taken)))
+        result.stats = to_host(readings)
         result.seconds = time.monotonic() - started
         return result
 
@@ -174,7 +180,7 @@ class Trainer:
                 old[index, position] = self.engine.log_probs(inputs.batch, self.temperature)
         return old
 
-    def _loss(self, inputs: LossInputs, old: Float32[Tensor, " tokens"] | None) -> tuple[Float32[Tensor, ""], _Reading]:
+    def _loss(self, inputs: LossInputs, old: Float32[Tensor, " tokens"] | None) -> tuple[Float32[Tensor, ""], Reading]:
         """Loss of a micro-batch with its gradient, and its statistics on the device."""
         objective = GrpoLoss(
             old,
@@ -188,7 +194,7 @@ class Trainer:
         log_probs, entropy, loss = self.engine.forward(inputs.batch, self.temperature, objective.token_losses)
         assert loss is not None
         sums, maxima = objective.statistics(log_probs.detach())
-        return loss, _Reading.of({**sums, "entropy": entropy.sum()}, maxima)
+        return loss, Reading.of({**sums, "entropy": entropy.sum()}, maxima)
 
     def _reference_log_probs(self, batch: TokenBatch) -> Float32[Tensor, " tokens"] | None:
         if self.settings.kl_coefficient == 0:
@@ -229,28 +235,3 @@ class Trainer:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@dataclass(slots=True)
-class _Reading:
-    """Statistics of a micro-batch that are still on the device: first the sums, then the maxima, by these names."""
-
-    sums: tuple[str, ...]
-    maxima: tuple[str, ...]
-    values: Float32[Tensor, " names"]
-
-    @classmethod
-    def of(cls, sums: Mapping[str, Float32[Tensor, ""]], maxima: Mapping[str, Float32[Tensor, ""]]) -> _Reading:
-        values = torch.stack([value.detach().float() for value in (*sums.values(), *maxima.values())])
-        return cls(tuple(sums), tuple(maxima), values)
-
-
-def _to_host(readings: Sequence[_Reading]) -> TokenStats:
-    """Add the statistics of a step up, after one transfer from the device."""
-    total = TokenStats()
-    if readings:
-        values = iter(torch.cat([reading.values for reading in readings]).tolist())
-        for reading in readings:
-            sums = {name: next(values) for name in reading.sums}
-            total.add(TokenStats(sums, {name: next(values) for name in reading.maxima}))
-    return total

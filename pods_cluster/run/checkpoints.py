@@ -18,7 +18,7 @@ import shutil
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ class RunState:
     """The content of `state.json`: all that a run goes on with beside what its learner saves.
 
     `stream` and `ledger` are states of the prompt stream and of the staleness ledger. `attempts` are [epoch, row, count]
-    of rows that were tried and not trained. `seconds` the run has worked, and trained on `trained_tokens` of prompts and
-    completions; `rollouts_per_prompt` is the n that it chose last (None: a checkpoint from before it could choose).
+    of rows that were tried and not trained, `given_up` rows that are left out as they ended every engine. `seconds` the run
+    has worked, and trained on `trained_tokens` of prompts and completions; `rollouts_per_prompt` is the n that it chose last
+    (None: a checkpoint from before it could choose).
     """
 
     step: int
@@ -52,6 +53,7 @@ class RunState:
     stream: Mapping[str, Any]
     ledger: Mapping[str, Any]
     attempts: list[list[int]]
+    given_up: list[int] = field(default_factory=list)
     rollouts_per_prompt: int | None = None
 
 
@@ -75,9 +77,14 @@ def latest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def temporary_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is written before it has its place."""
+    return folder / f"{name_of(step)}.tmp"
+
+
 def begin(folder: Path, step: int) -> Path:
     """An empty folder to write a checkpoint into."""
-    path = folder / f"{name_of(step)}.tmp"
+    path = temporary_folder(folder, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

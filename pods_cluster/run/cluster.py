@@ -14,6 +14,8 @@ from pods_cluster.config import Config
 from pods_cluster.run.ray_access import check_reachable, token_hint
 from pods_cluster.sizing.moves import Sizes
 
+LOCAL_ADDRESS = "127.0.0.1"
+"""Address of the cluster that a command starts itself."""
 SPARE_SLOTS = 8
 """CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
 
@@ -118,7 +120,8 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
         slots = max(os.cpu_count() or 1, int(runs * Demand.of(config, 0.0).cpus + 0.999) + SPARE_SLOTS)
         # Ray would start an idle process for each of them.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
+        # On the loopback address Ray's servers listen there alone; else they would on all interfaces of the machine.
+        ray.init(address="local", num_cpus=slots, include_dashboard=False, _node_ip_address=LOCAL_ADDRESS, **options)
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"
         hint = "check free memory and disk, or set cluster.address"

@@ -127,7 +127,15 @@ class Run:
             on_selected=self._sample_selected,
             on_dropped=self._sample_dropped,
         )
-        self.updates = WeightUpdates(pool, learners, publisher, self.assembler, self._notice)
+        self.updates = WeightUpdates(
+            pool,
+            learners,
+            publisher,
+            self.assembler,
+            self._notice,
+            max_skipped=config.learner.max_skipped,
+            newest=lambda: checkpoints.latest(folder.checkpoints),
+        )
         self.scaler = Scaler(
             config,
             pool=pool,
@@ -155,7 +163,7 @@ class Run:
         await self.learners.load(path / "learner")
         self.stream.restore(state.stream)
         self.ledger.restore(state.ledger)
-        self.assembler.restore_attempts(state.attempts)
+        self.assembler.restore_attempts(state.attempts, state.given_up)
         if state.rollouts_per_prompt is not None:
             self.balancer.restore(state.rollouts_per_prompt)
         self.assembler.set_group_size(self.balancer.rollouts)
@@ -178,9 +186,7 @@ class Run:
             background.append(self.assembler.continuous.run())
         await _run_with(self._steps(), *background)
         if save:
-            await self.saver.save(self._state())
-            if self.config.run.export:
-                await self.saver.export(self.folder.model)
+            await self.saver.save_last(self._state(), self.folder.model if self.config.run.export else None)
 
     async def _steps(self) -> None:
         while self.stop_reason is None and not self._over():
@@ -242,6 +248,7 @@ class Run:
             with clock("checkpoint"):
                 await self.saver.save(self._state())
             values["timing_s/checkpoint"] = clock.seconds["checkpoint"]
+        values |= self.saver.metrics()
         self.recorder.step(self.step, values)
 
     async def _replace_worker(self, failure: Failure) -> None:
@@ -284,6 +291,7 @@ class Run:
             stream=self.stream.state(self.assembler.prompts_in_flight()),
             ledger=self.ledger.state(),
             attempts=self.assembler.attempts_to_save(),
+            given_up=self.assembler.rows_given_up,
             rollouts_per_prompt=self.balancer.rollouts,
         )
 

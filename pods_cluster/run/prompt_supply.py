@@ -14,6 +14,9 @@ SUSPECT = 2
 """A prompt that was in this many failed engines in a row is a suspect: it is tried apart from all other suspects."""
 ALONE = 3
 """One that was in this many is tried alone."""
+FIRST_FAILURES = 3
+"""Rounds of engines that all fail with one cause before any group is finished, on other prompts each time: then it is none
+of the prompts."""
 
 Row = tuple[int, int]
 """(epoch, row) of a prompt."""
@@ -24,8 +27,11 @@ class PromptSupply:
 
     One prompt can end every engine that reads it, as by a fault of a kernel. Its group is lost together with all others
     of its engine, and they come again together. After `SUSPECT` such failures at most one of the suspects is in flight at
-    a time, beside other prompts. One whose engine fails then is tried alone, and is the cause when its engine fails again:
-    its row is given up for the rest of the run.
+    a time, beside other prompts. One whose engine fails then is tried alone, once no other group is with the engines, and is
+    the cause when its engine fails again: its row is given up for the rest of the run.
+
+    Engines that raise before any finished a group get one new prompt at a time, so that few starts tell an engine which
+    cannot work from a prompt that ends it (`hopeless`).
     """
 
     def __init__(self, stream: PromptStream, notice: Callable[..., None]) -> None:
@@ -40,6 +46,17 @@ class PromptSupply:
         self._tried: Row | None = None
         self._rounds = self._productive = 0
         self._issued_in: dict[GroupId, int] = {}
+        self._ever_finished = False
+        self._causes: set[str] = set()
+
+    @property
+    def rows_given_up(self) -> list[int]:
+        """Rows that are left out, for a checkpoint."""
+        return sorted(self._rows_given_up)
+
+    def restore_given_up(self, rows: Iterable[int]) -> None:
+        """Leave out the rows that the run had found before it was resumed."""
+        self._rows_given_up = set(rows)
 
     @property
     def held(self) -> list[Prompt]:
@@ -52,8 +69,18 @@ class PromptSupply:
         last failure, as when a node with many of them is gone, belong to its round."""
         return self._rounds - self._productive
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether no engine of the run ever finished a group, and enough of them failed with one cause."""
+        return self._probing and len(self._causes) == 1 and self._rounds >= FIRST_FAILURES
+
     def describe_failures(self, last: Failure) -> str:
         """The failures in a row in a sentence for the error that ends the run."""
+        if self.hopeless:
+            return (
+                f"generator.engine: generators failed {self._rounds} times, each time on other prompts and in the same way, and "
+                f"never finished a group; the last, {last.worker}: {_first_line(last.cause)}"
+            )
         return (
             f"generator.max_failures: generators failed {self.failures_in_a_row} times in a row and finished no group in "
             f"between; the last, {last.worker}: {_first_line(last.cause)}"
@@ -73,19 +100,31 @@ class PromptSupply:
         return {"epoch": self.stream.epochs} | {name: float(now - before[name]) for name, now in self._before.items()}
 
     def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts, at most one of them a suspect; fewer while one is tried alone: see `deferred`.
+        """The next `count` prompts, at most one of them a suspect; fewer while one is tried alone, or has to be: see
+        `deferred`.
 
         Raises DataError, also when every row was given up.
         """
         prompts: list[Prompt] = []
+        if self._waits_for_others:
+            self._deferred += count
+            return []
+        if self._probing:
+            self._deferred += count - 1
+            return self._fresh(1)
         if self._held and self._tried is None:
-            prompt = max(self._held, key=lambda prompt: self._deaths[_row(prompt)])
+            prompt = self._worst_held
             self._held.remove(prompt)
             self._tried = _row(prompt)
             prompts.append(prompt)
         if self._one_is_alone:
             self._deferred += count - len(prompts)
             return prompts
+        return prompts + self._fresh(count - len(prompts))
+
+    def _fresh(self, count: int) -> list[Prompt]:
+        """Prompts of the stream, less the rows that were given up. Raises DataError."""
+        prompts: list[Prompt] = []
         skipped = 0
         while len(prompts) < count:
             for prompt in self.stream.next(count - len(prompts)):
@@ -104,7 +143,7 @@ class PromptSupply:
 
     def deferred(self) -> int:
         """How many prompts were asked for and not served, now that no prompt is tried alone; they count once."""
-        if self._one_is_alone:
+        if self._one_is_alone or self._waits_for_others:
             return 0
         count, self._deferred = self._deferred, 0
         return count
@@ -118,6 +157,11 @@ class PromptSupply:
         for group in groups:
             self._productive = self._rounds
             self._clear(group)
+            if not self._ever_finished:
+                self._ever_finished = True
+                harmless = [prompt for prompt in self._held if self._deaths[_row(prompt)] < SUSPECT]
+                self._held = deque(prompt for prompt in self._held if prompt not in harmless)
+                self.stream.give_back(harmless)
 
     def give_back(self, groups: Mapping[GroupId, Prompt]) -> None:
         """Serve the prompts of these unfinished groups again."""
@@ -135,15 +179,17 @@ class PromptSupply:
         given up as the cause, if any."""
         if any(self._issued_in.get(group) == self._rounds for group in groups):
             self._rounds += 1
+            self._causes.add(_first_line(failure.cause) if failure.engine_raised else "")
         suspects = [prompt for prompt in groups.values() if self._deaths[_row(prompt)] >= ALONE]
-        cause = suspects[0] if len(suspects) == 1 else None
+        # Beside another group it would be no proof.
+        cause = suspects[0] if len(suspects) == len(groups) == 1 else None
         for group, prompt in groups.items():
             deaths = self._deaths[_row(prompt)] + 1
             self._clear(group)
             if prompt is cause:
                 continue
             self._deaths[_row(prompt)] = deaths
-            if deaths >= SUSPECT:
+            if deaths >= SUSPECT or self._probing:
                 self._held.append(prompt)
             else:
                 self.stream.give_back([prompt])
@@ -156,6 +202,24 @@ class PromptSupply:
             )
             self._notice("prompt_given_up", text, level="warning")
         return cause
+
+    @property
+    def _worst_held(self) -> Prompt:
+        return max(self._held, key=lambda prompt: self._deaths[_row(prompt)])
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether nothing may be served before the engines are empty: for a suspect that has to be alone, or a probe."""
+        if not self._issued_in:
+            return False
+        if self._held and self._tried is None and self._deaths[_row(self._worst_held)] >= ALONE:
+            return True
+        return self._probing
+
+    @property
+    def _probing(self) -> bool:
+        """Whether engines get one new prompt at a time, as the first ones of the run failed."""
+        return bool(self._causes) and "" not in self._causes and not self._ever_finished
 
     @property
     def _one_is_alone(self) -> bool:

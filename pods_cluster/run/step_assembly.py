@@ -230,9 +230,15 @@ class Assembler:
         tried.subtract((prompt.epoch, prompt.row) for prompt in self._prompts.values())
         return [[epoch, row, count] for (epoch, row), count in tried.items() if count > 0]
 
-    def restore_attempts(self, attempts: Iterable[Sequence[int]]) -> None:
-        """Go on with the attempts of a checkpoint, whose stream has been restored."""
+    @property
+    def rows_given_up(self) -> list[int]:
+        """Rows that are left out because they ended every engine, for a checkpoint."""
+        return self._supply.rows_given_up
+
+    def restore_attempts(self, attempts: Iterable[Sequence[int]], given_up: Iterable[int] = ()) -> None:
+        """Go on with the attempts and the rows given up of a checkpoint, whose stream has been restored."""
         self._supply.count_from_here()
+        self._supply.restore_given_up(given_up)
         for epoch, row, count in attempts:
             self._attempts[epoch, row] = count
 
@@ -306,7 +312,7 @@ class Assembler:
             return
         if cause := self._supply.lost(prompts, failure):
             self._attempts.pop((cause.epoch, cause.row), None)
-        if self._supply.failures_in_a_row >= self.config.generator.max_failures:
+        if self._supply.hopeless or self._supply.failures_in_a_row >= self.config.generator.max_failures:
             raise RunError(self._supply.describe_failures(failure))
 
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pods_cluster.generation.messages import Failure
 from pods_cluster.learning.reports import StepResult
-from pods_cluster.run.errors import RunError
+from pods_cluster.run.errors import RunError, TrainingFails
 from pods_cluster.run.stages import Generators, Learners, Publisher
 from pods_cluster.run.step_assembly import Assembler
 from pods_cluster.run.step_numbers import StageClock, Tally
+from pods_cluster.sizing.pools import Notice
 from pods_cluster.types import Fate, Selection
 
 CAUSES_SHOWN = 3
@@ -23,6 +25,7 @@ CAUSE_LENGTH = 200
 class WeightUpdates:
     """Updates the learner's weights, and keeps all generators on them.
 
+    After `max_skipped` updates in a row that were skipped the run ends; `newest` gives the checkpoint that its error names.
     `version` is the learner's weight version: the number of updates applied. `trained_tokens` are all that it has
     trained on, of prompts and of completions. `left_in_flight` groups were left when the last step had been trained.
     """
@@ -33,20 +36,26 @@ class WeightUpdates:
         learners: Learners,
         publisher: Publisher,
         assembler: Assembler,
-        notice: Callable[[str, str], None],
+        notice: Notice,
+        *,
+        max_skipped: int,
+        newest: Callable[[], Path | None],
     ) -> None:
         self.version = 0
         self.left_in_flight = 0
         self.trained_tokens = 0
         self._pool, self._learners, self._publisher = pool, learners, publisher
         self._assembler, self._notice = assembler, notice
+        self._max_skipped, self._newest = max_skipped, newest
+        self._skipped_in_a_row = 0
 
     async def train(
         self, selections: list[Selection], step: int, clock: StageClock, tally: Tally
     ) -> tuple[StepResult, dict[str, float]]:
         """Train the step and publish the new weights; returns what the learner did, and the metrics of both.
 
-        Groups that the learner could not get come again. Raises LearnerError, LearnerFailed and RunError.
+        Groups that the learner could not get come again; the weights are published if an update was applied. Raises
+        LearnerError, LearnerFailed, RunError and TrainingFails.
         """
         result = await self._learners.train(selections, step)
         self._assembler.continuous.hold()  # the generators serve what is now the version before the newest
@@ -63,6 +72,7 @@ class WeightUpdates:
         metrics = {name: float(value) for name, value in result.metrics.items()}
         metrics |= {
             "updates": float(result.updates),
+            "updates_skipped": float(sum(not skip.overflow for skip in result.skipped)),
             "rollouts/trained": float(result.trained_rollouts),
             "tokens/trained": float(result.trained_tokens),
             "learner/received_bytes": float(result.received_bytes),
@@ -70,14 +80,44 @@ class WeightUpdates:
             "timing_s/fetch": result.fetch_seconds,
             "timing_s/update": result.update_seconds,
         }
+        if overflows := sum(skip.overflow for skip in result.skipped):
+            metrics["updates_overflowed"] = float(overflows)
         metrics |= result.memory.metrics("learner")
         self.trained_tokens += result.total_tokens
-        if result.trained_rollouts:
+        self._look_at_skipped(result)
+        if result.updates:
             self.version += 1
             with clock("publish"):
                 metrics |= await self.publish()
         await dropping
         return result, metrics
+
+    def _look_at_skipped(self, result: StepResult) -> None:
+        """Tell of updates that were skipped. Raises TrainingFails after too many in a row."""
+        skipped = {skip.update: skip for skip in result.skipped}
+        for update in range(result.updates + len(skipped)):
+            if update not in skipped:
+                self._skipped_in_a_row = 0
+            elif not skipped[update].overflow:
+                self._skipped_in_a_row += 1
+        if not skipped:
+            return
+        causes = "; ".join(dict.fromkeys(skip.cause for skip in result.skipped))
+        quiet = all(skip.overflow for skip in result.skipped)
+        self._notice(
+            "update_skipped",
+            f"{len(skipped)} of {result.updates + len(skipped)} update(s) of the step skipped: {causes}; weights and "
+            f"optimiser stay as they were before",
+            level="info" if quiet else "warning",
+        )
+        if self._skipped_in_a_row >= self._max_skipped:
+            newest = self._newest()
+            last = f"the last checkpoint is {newest}" if newest is not None else "no checkpoint was saved yet"
+            raise TrainingFails(
+                f"{self._skipped_in_a_row} updates in a row were skipped ({causes}): training cannot go on from weight "
+                f"version {self.version}; {last}. Lower learner.learning_rate, look at the rewards' sizes, or use "
+                f"model.dtype: bfloat16 or float32, then go on by --resume (learner.max_skipped: {self._max_skipped})"
+            )
 
     async def publish(self) -> dict[str, float]:
         """Send the weights to every generator, and replace those that cannot take them; returns the metrics.

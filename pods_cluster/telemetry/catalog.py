@@ -23,6 +23,10 @@ _RUN = (
     Metric("elapsed", "s", "Seconds that the run has been working, downtime before a resume left out.", COUNTER),
     Metric("epoch", "epochs", "Passes over the training rows so far, as a fraction.", COUNTER, "TRL"),
     Metric("updates", "updates", "Optimiser steps applied.", COUNT),
+    Metric(
+        "updates_skipped", "updates", "Optimiser steps skipped on all ranks: loss or gradient was not finite.", COUNT
+    ),
+    Metric("updates_overflowed", "updates", "Optimiser steps skipped in search of float16's loss scale.", COUNT),
 )
 
 _FLOW = (
@@ -186,6 +190,9 @@ _TELEMETRY = (
         "",
         "1 where this rule of the run's health speaks (docs/troubleshooting.md), 0 elsewhere.",
         choices={"rule": tuple(rule.name for rule in RULES)},
+    ),
+    Metric(
+        "checkpoint/failed", "checkpoints", "Checkpoints in a row that the disk did not take; left out while it does."
     ),
     Metric("telemetry/failed_writes", "writes", "Writes of telemetry that failed (they are tried again).", COUNTER),
     Metric("telemetry/dropped_lines", "lines", "Lines of telemetry given up because too many waited.", COUNTER),

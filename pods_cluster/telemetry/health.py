@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pods_cluster.telemetry.health_rules import RULES, Finding, Level, Record, Rule, Window, pace_of
+from pods_cluster.telemetry.health_rules import RULES, Finding, Level, Rule
+from pods_cluster.telemetry.health_window import Record, Window
+from pods_cluster.telemetry.pace import pace_of
 
 LEVELS: tuple[Level, ...] = ("info", "warning", "error")
 

@@ -6,16 +6,15 @@ Each rule has a paragraph of its name in docs/troubleshooting.md.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-Record = Mapping[str, float]
+from pods_cluster.telemetry.health_window import WINDOW, Window, total
+from pods_cluster.telemetry.pace import pace_of
+
 Level = Literal["info", "warning", "error"]
 """`info` is a hint: the run is healthy with it."""
-WINDOW = 10
-"""Steps that a rule looks at."""
 GUIDE = "docs/troubleshooting.md"
 
 
@@ -32,34 +31,6 @@ class Finding:
     def link(self) -> str:
         """The rule's paragraph in the troubleshooting page."""
         return f"{GUIDE}#{self.rule}"
-
-
-@dataclass(slots=True)
-class Window:
-    """The last steps, and of the whole run what trends are measured against."""
-
-    records: deque[Record] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    rewards: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-
-    def add(self, record: Record) -> None:
-        self.records.append(record)
-        for name, values in (("reward", self.rewards), ("entropy", self.entropies)):
-            value = record.get(name)
-            if value is not None and math.isfinite(value):
-                values.append(float(value))
-
-    def sum(self, name: str) -> float:
-        return _sum(value for record in self.records if math.isfinite(value := record.get(name) or 0.0))
-
-    def mean(self, name: str) -> float:
-        """Mean over the steps that have the metric; NaN where none has."""
-        values = [float(record[name]) for record in self.records if math.isfinite(record.get(name, math.nan))]
-        return _sum(values) / len(values) if values else math.nan
-
-    def share(self, part: str, whole: str) -> float:
-        total = self.sum(whole)
-        return self.sum(part) / total if total else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +59,32 @@ def _no_update(window: Window, threshold: float) -> Finding | None:
     )
 
 
+def _skipped(window: Window, threshold: float) -> Finding | None:
+    skipped, applied = window.sum("updates_skipped"), window.sum("updates")
+    if skipped < threshold:
+        return None
+    return _warn(
+        "updates-skipped",
+        f"{skipped:.0f} of the last {skipped + applied:.0f} updates were skipped: their loss or gradient was not finite",
+        "look at the groups that the events update_skipped name; lower learner.learning_rate",
+    )
+
+
+def _checkpoint_failed(window: Window, threshold: float) -> Finding | None:
+    failed = (window.records[-1].get("checkpoint/failed") or 0.0) if window.records else 0.0
+    if failed < threshold:
+        return None
+    return _warn(
+        "checkpoint-failed",
+        f"the last {failed:.0f} checkpoint(s) could not be written: what was learned since is lost if the run ends now",
+        "free space or raise the quota where run.dir lies; the event checkpoint_failed has the cause",
+        "error",
+    )
+
+
 def _no_signal(window: Window, threshold: float) -> Finding | None:
     fates = ("trained", "no_signal", "too_few_valid", "stale", "lost")
-    ended = _sum(window.sum(f"groups/{fate}") for fate in fates)
+    ended = total(window.sum(f"groups/{fate}") for fate in fates)
     share = window.sum("groups/no_signal") / ended if ended else 0.0
     if share <= threshold:
         return None
@@ -217,41 +211,6 @@ def _slow_scoring(window: Window, threshold: float) -> Finding | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Which pool sets the pace, what would change that, and the share of a step in which the other one waits."""
-
-    text: str
-    advice: str = ""
-    waiting: float = 0.0
-
-
-def pace_of(window: Window) -> Pace | None:
-    """The pace of the last steps; None while it is not known. Where the pools take turns neither waits for the other."""
-    generate, update = window.mean("balance/generate_seconds"), window.mean("balance/update_seconds")
-    step = window.mean("timing_s/step")
-    if not (generate > 0 and update > 0 and step > 0):
-        return None
-    waited = window.mean("timing_s/wait")
-    if math.isnan(waited):
-        return Pace(f"the pools take turns: generating {generate:.1f} s, updating {update:.1f} s a step (staleness: 0)")
-    if generate > 1.15 * update:
-        share, balanced = min(max(waited, 0.0) / step, 1.0), window.mean("balance/generators")
-        enough = f"; about {math.ceil(balanced)} would keep up with it" if math.isfinite(balanced) else ""
-        return Pace(
-            f"the generators set the pace: the learner waits {share:.0%} of a step", f"add generators{enough}", share
-        )
-    if update > 1.15 * generate:
-        n = window.mean("balance/rollouts_per_prompt")
-        more = f", or use the idle generators with {n:.0f} rollouts a prompt" if math.isfinite(n) else ""
-        return Pace(
-            f"the learner sets the pace: generating takes {generate / update:.0%} of its time",
-            f"add learner ranks{more}",
-            1 - generate / update,
-        )
-    return Pace("both pools are busy")
-
-
 def _bottleneck(window: Window, threshold: float) -> Finding | None:
     pace = pace_of(window)
     if pace is None or not pace.waiting > threshold:
@@ -261,6 +220,8 @@ def _bottleneck(window: Window, threshold: float) -> Finding | None:
 
 RULES: tuple[Rule, ...] = (
     Rule("no-update", "Steps in a row without an update.", 3, _no_update),
+    Rule("checkpoint-failed", "Checkpoints in a row that could not be written.", 1, _checkpoint_failed),
+    Rule("updates-skipped", f"Updates within {WINDOW} steps that were skipped, not being finite.", 1, _skipped),
     Rule("excluded", "Share of rollouts without a valid reward.", 0.01, _excluded),
     Rule("no-signal", "Share of groups whose rewards are all equal.", 0.5, _no_signal),
     Rule("truncated", "Share of rollouts cut off at `generator.max_tokens`.", 0.25, _truncated),
@@ -275,17 +236,10 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _sum(values: Iterable[float]) -> float:
-    try:
-        return math.fsum(values)
-    except OverflowError:
-        return math.inf
-
-
 def _mean(values: Sequence[float]) -> float:
-    return _sum(values) / len(values)
+    return total(values) / len(values)
 
 
 def _deviation(values: Sequence[float]) -> float:
     mean = _mean(values)
-    return math.sqrt(_sum((value - mean) * (value - mean) for value in values) / max(len(values) - 1, 1))
+    return math.sqrt(total((value - mean) * (value - mean) for value in values) / max(len(values) - 1, 1))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pods_cluster.telemetry.jsonl import read_lines
+from pods_cluster.telemetry.secret_values import holds_secrets
 from pods_cluster.telemetry.step_record import Record, drop_superseded
 
 
@@ -51,7 +52,7 @@ class RunFolder:
             except FileExistsError:
                 cls.refuse_occupied(root, name)
             folder._make_parts()
-            _write_atomically(folder.config, config_yaml)
+            _write_config(folder.config, config_yaml)
         except OSError as error:
             raise RunFolderError(
                 f"{folder.path}: the run's folder cannot be made ({error.strerror or error}); set run.dir to a place "
@@ -86,8 +87,8 @@ class RunFolder:
             old = folder.config.read_text(encoding="utf-8")
             if old != config_yaml:
                 number = next(n for n in range(1, 10**6) if not (folder.path / f"config.{n}.yaml").exists())
-                _write_atomically(folder.path / f"config.{number}.yaml", old)
-                _write_atomically(folder.config, config_yaml)
+                _write_config(folder.path / f"config.{number}.yaml", old)
+                _write_config(folder.config, config_yaml)
         except OSError as error:
             raise RunFolderError(f"{folder.path}: cannot be written ({error.strerror or error})") from None
         return folder
@@ -226,7 +227,12 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write_config(path: Path, text: str) -> None:
+    """Write a configuration; one with secrets in it is for its owner alone."""
+    _write_atomically(path, text, mode=0o600 if holds_secrets(text) else 0o644)
+
+
+def _write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Readers see the old file or the new one, never a half."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -234,7 +240,7 @@ def _write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.secret_values import without_secrets
 from pods_cluster.telemetry.step_record import Record
 
 
@@ -158,7 +159,7 @@ class WandbSink:
                 project=project,
                 name=folder.name,
                 dir=str(folder.path),
-                config=dict(config or {}),
+                config=without_secrets(dict(config or {})),
                 mode=mode,
                 settings=wandb.Settings(**settings),
             )

@@ -45,12 +45,16 @@ def run_pair(model: Path, folder: Path) -> Sequence[Any]:
 
 
 def main() -> None:
-    from tests.learning import resharding, two_ranks
+    from tests.learning import resharding, skipping, two_ranks
 
     rank, port, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     process_group.join(rank, 2, "127.0.0.1", port, store=None, timeout=120, collective_timeout=120)
-    found = {"two_ranks": two_ranks.found_by(rank, model), "resharding": resharding.found_by(rank, model, folder)}
+    found = {
+        "two_ranks": two_ranks.found_by(rank, model),
+        "skipping": skipping.found_by(rank, model),
+        "resharding": resharding.found_by(rank, model, folder),
+    }
     torch.save(found, folder / f"rank-{rank}.pt")
     process_group.leave()
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_cluster.generation.packed_rollouts import pack
-from pods_cluster.learning.learner_group import LearnerError, LearnerGroup, ResizeError
+from pods_cluster.learning.learner_group import LearnerError, LearnerGroup, ResizeError, StorageError
 from pods_cluster.types import GroupId, Locator
 from tests.learning.support import WORKER, OneBigBatch, config_for, make_step, true_log_probs
 from tests.learning.test_trainer import assert_same_parameters
@@ -53,6 +54,25 @@ async def give(holder, seed):
     selections, rollouts = make_step(seed)
     await holder.put.remote(rollouts)
     return selections, rollouts
+
+
+async def a_full_disk_costs_the_state_alone(group, path):
+    """A rank whose files may not grow says so; nothing of the state stays, and the group goes on."""
+    for rank, write in ((1, group.save), (0, group.save), (0, group.export)):
+        pid = group.infos[rank].pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            with pytest.raises(StorageError, match="File too large"):
+                await write(path)
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        assert list(path.parent.glob(f"{path.name}*")) == []
+    (path.parent / "a-file").touch()
+    with pytest.raises(StorageError, match="Not a directory"):
+        await group.save(path.parent / "a-file" / "saved")
+    with pytest.raises(ResizeError, match=r"cannot be written for another number of ranks .*; 2 go on"):
+        await group.resize(1, path.parent / "a-file" / "saved")
 
 
 async def two_phases_and_resume(config, holder, model_folder, folder):
@@ -104,6 +124,7 @@ async def two_phases_and_resume(config, holder, model_folder, folder):
         assert (result.updates, result.trained, len(result.lost)) == (0, [], 4)
         assert await group.score(PROBE, 0.8) == before
 
+        await a_full_disk_costs_the_state_alone(group, folder / "saved")
         await group.save(folder / "saved")
         assert not (folder / "saved.partial").exists()
         after = []

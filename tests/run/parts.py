@@ -22,7 +22,14 @@ from pods_cluster.generation.messages import (
     WorkerStatus,
 )
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.learning.reports import LearnerError, LostGroup, ResizeError, StepResult
+from pods_cluster.learning.reports import (
+    LearnerError,
+    LostGroup,
+    ResizeError,
+    SkippedUpdate,
+    StepResult,
+    StorageError,
+)
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import SelectorCore
@@ -297,6 +304,10 @@ class Learners:
     fatal: frozenset[int] = frozenset()
     reserved: int = 0
     export_notes: list[str] = field(default_factory=list)
+    full: bool = False
+    """Whether the disk takes nothing."""
+    skips: Callable[[int], list[SkippedUpdate]] = lambda step: []
+    """The updates of a step that are skipped."""
 
     @property
     def handles(self) -> list[str]:
@@ -332,7 +343,8 @@ class Learners:
             if self.lose(selection.group)
         ]
         trained = [selection for selection in selections if not self.lose(selection.group)]
-        rollouts = sum(len(selection) for selection in trained)
+        skipped = self.skips(step)
+        rollouts = 0 if skipped else sum(len(selection) for selection in trained)
         return StepResult(
             metrics={"loss": 0.0},
             trained=[selection.group for selection in trained],
@@ -342,18 +354,24 @@ class Learners:
             trained_tokens=3 * rollouts,
             total_tokens=5 * rollouts,
             received_bytes=0,
-            updates=1 if trained else 0,
+            updates=1 if trained and not skipped else 0,
+            skipped=skipped,
             fetch_seconds=0.0,
             update_seconds=0.01,
         )
 
     async def save(self, path: Path) -> None:
         path.mkdir(parents=True)
+        (path / "half").touch()
+        if self.full:
+            raise StorageError("No space left on device: fragments-00000-00000.safetensors")
 
     async def load(self, path: Path) -> None:
         self.loaded = path
 
     async def export(self, path: Path) -> list[str]:
+        if self.full:
+            raise StorageError("No space left on device: model.safetensors")
         path.mkdir(parents=True, exist_ok=True)
         return self.export_notes
 

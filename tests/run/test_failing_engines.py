@@ -91,9 +91,26 @@ def test_a_row_that_was_given_up_is_left_out_of_later_epochs_too(tmp_path: Path)
         served += loop.run.assembler._supply.next(4)
 
 
-def test_engines_that_all_fail_end_the_run_with_their_error(tmp_path: Path) -> None:
+def test_engines_that_never_finish_a_group_end_the_run_after_a_few_starts(tmp_path: Path) -> None:
     loop = Loop(loop_config("run.steps=8"), tmp_path)
     ended = let_engines_fail(loop, lambda groups: True)
+    text = r"generators failed 3 times, each time on other prompts.*loop/generator/\d+: the engine failed: RuntimeE"
+    with pytest.raises(RunError, match=text):
+        loop.main()
+    assert ended == [[0, 1, 2, 3], [4], [5]]
+
+
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_engines_that_fail_on_and_on_end_the_run_with_their_error(tmp_path: Path, finished_first: bool) -> None:
+    loop = Loop(loop_config("run.steps=8"), tmp_path)
+    ended = let_engines_fail(loop, lambda groups: not finished_first or loop.run.step > 0)
+    fail = loop.pool.check
+
+    async def by_another_cause_each_time() -> list[Failure]:
+        return [replace(failure, cause=f"{failure.cause} {len(ended)}") for failure in await fail()]
+
+    if not finished_first:
+        loop.pool.check = by_another_cause_each_time  # type: ignore[method-assign]
     text = (
         r"generator\.max_failures: generators failed 5 times in a row.*loop/generator/\d+: the engine failed: RuntimeE"
     )
@@ -102,11 +119,40 @@ def test_engines_that_all_fail_end_the_run_with_their_error(tmp_path: Path) -> N
     assert len(ended) == 5
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("poison", [{1, 2, 3}, {0, 1, 2, 3, 4}, {9, 10, 11, 12}])
+def test_poison_prompts_close_together_take_no_innocent_row_with_them(
+    tmp_path: Path, poison: set[int], staleness: int
+) -> None:
+    loop = Loop(loop_config("run.steps=12", f"staleness={staleness}", "generator.max_failures=30"), tmp_path)
+    let_engines_fail(loop, lambda groups: any(group.row in poison for group in groups))
+    loop.main()
+    assert {int(text.split()[1]) for text in given_up(loop)} <= poison
+    assert not poison & set(loop.trained_rows())
+
+
+def test_rows_that_were_given_up_stay_so_after_a_resume(tmp_path: Path) -> None:
+    loop = Loop(loop_config("run.steps=6"), tmp_path)
+    let_engines_fail(loop, lambda groups: any(group.row == 1 for group in groups))
+    loop.main()
+    saved = checkpoints.latest(loop.folder.checkpoints)
+    assert saved is not None
+    assert checkpoints.read_state(saved).given_up == [1]
+    second = Loop(loop_config("run.steps=12"), tmp_path / "second")
+    asyncio.run(second.run.restore(saved))
+    second.stream.give_back([Prompt(1, 1, "row 1", (1, 2)), Prompt(1, 2, "row 2", (1, 2))])
+    ended = let_engines_fail(second, lambda groups: any(group.row == 1 for group in groups))
+    second.main()
+    assert ended == []
+    assert 2 in second.trained_rows()
+    assert 1 not in second.trained_rows()
+
+
 def test_engines_that_finish_something_may_fail_more_often_than_that(tmp_path: Path) -> None:
     loop = Loop(loop_config("run.steps=20"), tmp_path)
     ended = let_engines_fail(loop, lambda groups: all(group.attempt == 0 for group in groups) and len(groups) == 4)
     loop.main()
-    assert len(ended) == 20
+    assert len(ended) == 19  # after the first one an engine got a single prompt, which it finished
     assert given_up(loop) == []
     assert sorted(loop.trained_rows()) == list(range(80))
 

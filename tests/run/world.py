@@ -401,6 +401,7 @@ class Life:
             folder=cast(Any, None),
         )
         self.run.saver.save = _nothing  # type: ignore[method-assign]
+        self.run.saver.save_last = _nothing  # type: ignore[method-assign]
         self.world.scale = lambda workers: self.run.scaler.request(workers, None)
         self.book = Book(config.learner.prompts_per_step, config.staleness)
         self.run.ledger = self.run.assembler.ledger = self.book
@@ -413,4 +414,4 @@ class Life:
         asyncio.run(self.run.main())
 
 
-async def _nothing(state: Any) -> None: ...
+async def _nothing(*state: Any) -> None: ...

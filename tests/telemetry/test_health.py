@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.telemetry.health import Health
-from pods_cluster.telemetry.health_rules import RULES, WINDOW, Finding
+from pods_cluster.telemetry.health_rules import RULES, Finding
+from pods_cluster.telemetry.health_window import WINDOW
 
 GOOD: dict[str, float] = {
     "timing_s/step": 4.0,
@@ -50,6 +51,18 @@ def test_a_good_run_is_healthy() -> None:
 
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [
     ("no-update", [GOOD | {"updates": 0}] * 3, [GOOD | {"updates": 0}] * 2, "no update in the last 3 steps"),
+    (
+        "updates-skipped",
+        [GOOD | {"updates": 0, "updates_skipped": 1}] * 2 + [GOOD] * 6,
+        [GOOD | {"updates_skipped": 1}] * 2 + [GOOD] * 10,
+        "2 of the last 8 updates were skipped",
+    ),
+    (
+        "checkpoint-failed",
+        [GOOD, GOOD | {"checkpoint/failed": 2.0}],
+        [GOOD | {"checkpoint/failed": 2.0}, GOOD],
+        "the last 2 checkpoint(s) could not be written",
+    ),
     (
         "no-signal",
         [GOOD | {"groups/trained": 8, "groups/no_signal": 58}] * 5,
