@@ -52,7 +52,7 @@ class RewardConfig(Section):
     """What a TRL function gets: texts, chat messages, or (`auto`) messages where the prompt is a chat."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the reward."""
-    code: str | None = None
+    code: str | None = Field(default=None, min_length=1)
     """A function itself, pickled: Python's `pods_cluster.train` writes it where no module holds the function, whose name
     is then only told to people."""
 
