@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import arms_figure, gsm8k, overlap_figure, scaling
+from benchmarks import arms_figure, evidence_page, gsm8k, overlap_figure, scaling
 from benchmarks._result_file import records
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +41,10 @@ FIGURES: dict[Path, tuple[Path, Callable[[Mapping[str, Any], Path], None]]] = {
     IMAGES / "scaling_4xh200.png": (RESULTS / "scaling_4xh200.json", _scaling),
     RESULTS / "gsm8k_0.5b_h200.png": (RESULTS / "gsm8k_0.5b_h200.json", _gsm8k),
     RESULTS / "gsm8k_0.5b_h200_shared.png": (RESULTS / "gsm8k_0.5b_h200_shared.json", _gsm8k),
+    **{
+        evidence_page.figure_of(name): (RESULTS / "evidence_cpu.json", partial(evidence_page.draw, name=name))
+        for name in evidence_page.drawn_parts()
+    },
 }
 
 

@@ -60,6 +60,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("generation/engines/builtin/test_weights.py",),
     ("telemetry/test_recorder.py",),
     ("analysis/test_gsm8k.py",),
+    ("analysis/test_evidence.py",),
     ("analysis/test_peers.py",),
     ("telemetry/test_curves.py",),
     ("dashboard/test_fuzz.py",),

@@ -20,7 +20,7 @@ from rich.text import Text
 from pods_cluster.client.figure_command import read_run
 from pods_cluster.client.sweep import SWEEP_FILE
 from pods_cluster.config import ConfigError
-from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Against, ArmResult, Comparison, compare
+from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Comparison, compare
 from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, arms, curve
 from pods_cluster.telemetry.number_format import MISSING, compact, duration, percent
 from pods_cluster.telemetry.run_folder import RunFolderError
@@ -107,7 +107,10 @@ def read_arms(arguments: list[str]) -> tuple[dict[str, list[RunSeries]], dict[st
                     series.append(run)
     if not series:
         raise ConfigError(f"{', '.join(arguments)}: no run of it has a step yet; there is nothing to compare")
-    return arms(series, labels), given
+    grouped = arms(series, labels)
+    if given.get("baseline") not in grouped:  # of a sweep that has come no further
+        given = {**given, "baseline": None}
+    return grouped, given
 
 
 def _sweep_file(file: Path) -> dict[str, Any]:
@@ -123,8 +126,9 @@ def _sweep_file(file: Path) -> dict[str, Any]:
 def compare_folder(folder: Path) -> Comparison:
     """The comparison of a sweep's folder, with the baseline and the target that its file names. Raises CurveError."""
     grouped, given = read_arms([str(folder)])
-    baseline = given["baseline"] if given["baseline"] in grouped else None
-    return compare(grouped, baseline=baseline, metric=given["metric"], target=Target(given["target"], given["share"]))
+    return compare(
+        grouped, baseline=given["baseline"], metric=given["metric"], target=Target(given["target"], given["share"])
+    )
 
 
 def draw(grouped: dict[str, list[RunSeries]], metric: str, folder: Path, name: str = "comparison") -> list[Path]:
@@ -157,8 +161,8 @@ def render(found: Comparison) -> RenderableType:
     accuracy = found.metric.endswith("accuracy")
     value = (lambda number: percent(number, 1)) if accuracy else compact
     results = Table(box=SIMPLE_HEAD, title=f"{found.metric}", title_justify="left")
-    for column in ("arm", "seeds", "before", "after", "95 %", "best", "reward", "updates", "time"):
-        results.add_column(column, justify="left" if column == "arm" else "right")
+    for column in ("arm", "seeds", "before", "after", "95 %", "best", "reward", "steps", "time"):
+        results.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
     for arm in found.arms:
         band = f"{value(arm.low)} – {value(arm.high)}" if arm.low < arm.high else MISSING
         results.add_row(escape(arm.label), str(len(arm.runs)), value(arm.first), value(arm.final), band, value(arm.best),
@@ -167,36 +171,39 @@ def render(found: Comparison) -> RenderableType:
 
 
 def _speed_ups(found: Comparison, value: Any) -> list[Table]:
-    axes: list[Axis] = [axis for axis in AXES if any(axis in arm.axes for arm in found.arms)]
-    if not axes or len(found.arms) < 2:
+    """A row for each arm and axis: narrow enough for a log of 80 columns."""
+    others = [arm for arm in found.arms if arm.label != found.baseline and arm.axes]
+    base = next(arm for arm in found.arms if arm.label == found.baseline)
+    if not others:
         return []
-    goal = next(against.ratio.target for arm in found.arms for against in arm.axes.values())
-    told = value(goal) + ("" if found.target.value is not None else f", {found.target.share:.0%} of its best")
-    table = Table(box=SIMPLE_HEAD, title=f"to {told}: times sooner than {escape(found.baseline)}", title_justify="left")
-    table.add_column("arm")
-    for axis in axes:
-        table.add_column(f"{axis}\nreached", justify="right")
-        table.add_column("\nsooner", justify="right")
-    for arm in found.arms:
-        cells = []
-        for axis in axes:
-            against = arm.axes.get(axis)
-            cells += [MISSING, MISSING] if against is None else [_reached(against), _sooner(arm, found, against.ratio)]
-        table.add_row(escape(arm.label), *cells)
+    goal = next(iter(base.axes.values())).ratio.target
+    told = value(goal) + ("" if found.target.value is not None else f" ({found.target.share:.0%} of its best)")
+    title = f"times sooner than {escape(found.baseline)} at {told}"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    for column in ("arm", "over", found.baseline, "arm at", "sooner", "95 %"):
+        table.add_column(escape(column), justify="left" if column in ("arm", "over") else "right")
+    for arm in others:
+        there = [(axis, arm.axes[axis].ratio) for axis in AXES if axis in arm.axes]
+        for place, (axis, ratio) in enumerate(there):
+            table.add_row(
+                escape(arm.label) if not place else "",
+                axis,
+                _reached(ratio.baseline_at),
+                _reached(ratio.arm_at),
+                MISSING if ratio.value is None else f"{ratio.value:.2f}",
+                _interval(ratio),
+            )
     return [table]
 
 
-def _reached(against: Against) -> str:
-    return "not reached" if against.ratio.arm_at is None else compact(against.ratio.arm_at)
+def _reached(at: float | None) -> str:
+    return "never" if at is None else compact(at)
 
 
-def _sooner(arm: ArmResult, found: Comparison, ratio: Ratio) -> str:
-    if arm.label == found.baseline or ratio.value is None:
-        return MISSING
+def _interval(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}"
-    high = f"{ratio.high:.2f}" if ratio.high < 1e6 else "∞"
-    return f"{ratio.value:.2f} [{ratio.low:.2f}, {high}]"
+        return MISSING
+    return f"{ratio.low:.2f} – {f'{ratio.high:.2f}' if ratio.high < 1e6 else '∞'}"
 
 
 def _remarks(found: Comparison) -> list[str]:

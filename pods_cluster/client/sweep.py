@@ -17,7 +17,7 @@ import yaml
 from pods_cluster.client.paths import absolute, run_folder
 from pods_cluster.client.refusals import check_names, why_finished
 from pods_cluster.client.run_state import RunState, read_run_state
-from pods_cluster.config import Config, ConfigError, dump_config
+from pods_cluster.config import Config, ConfigError, dump_config, parse_config
 from pods_cluster.config.sweep import Sweep, SweepRun
 from pods_cluster.run.live_file import living_process
 from pods_cluster.telemetry.line_tail import newest
@@ -85,13 +85,14 @@ def prepare(sweep: Sweep) -> list[Job]:
 def _cannot_go_on(config: Config, folder: RunFolder) -> list[str]:
     if process := living_process(folder):
         return [f"{folder.path}: is alive (process {process}); wait for it, or end it with `pods stop {folder.path}`"]
-    begun = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    wanted = absolute(config).model_dump(mode="json")
-    changed = {
-        name: values
-        for name, values in differing([begun if isinstance(begun, dict) else {}, wanted]).items()
-        if not name.startswith(_MAY_CHANGE)
-    }
+    try:  # read as a configuration, so that a field that is new since then has its default there
+        begun = parse_config(folder.config.read_text(encoding="utf-8"), source=str(folder.config))
+    except ConfigError as error:
+        return [
+            f"{folder.path}: its configuration is none of this version ({error}); remove it, or name the sweep anew"
+        ]
+    both = [begun.model_dump(mode="json"), absolute(config).model_dump(mode="json")]
+    changed = {name: values for name, values in differing(both).items() if not name.startswith(_MAY_CHANGE)}
     if not changed:
         return []
     what = ", ".join(f"{name}: {old!r}, now {new!r}" for name, (old, new) in list(changed.items())[:3])

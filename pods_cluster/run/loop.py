@@ -225,11 +225,11 @@ class Run:
         if not selections:
             self._no_groups(tally)
         self.step += 1
+        seconds = clock.total()
+        self.seconds += seconds  # before the question whether the run is over: this step may have used up its time
         evaluating = self._due(self.config.run.eval.every) or self._over()
         if not evaluating:  # else the learner would wait for an evaluation behind what it does not need yet
             self.assembler.continuous.serve(self.version)
-        seconds = clock.total()
-        self.seconds += seconds
         values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
         values["weights/version"] = self.version
         values["groups/in_flight"] = len(self.ledger.in_flight)

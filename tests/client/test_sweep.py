@@ -84,8 +84,11 @@ def test_a_rule_that_is_not_there_is_told_for_its_arm(made: Made, tmp_path: Path
         prepare(load_sweep(path))
 
 
-def test_longer_runs_may_be_gone_on_with(loaded: Sweep, made: Made, tmp_path: Path) -> None:
-    begun(loaded.runs[0].config)
+def test_longer_runs_may_be_gone_on_with_and_those_of_an_earlier_version(loaded: Sweep, tmp_path: Path) -> None:
+    folder = begun(loaded.runs[0].config)
+    tree = yaml.safe_load(folder.config.read_text())
+    del tree["reward"][0]["batch"], tree["scoring"]  # fields that came later, at their defaults
+    folder.config.write_text(yaml.safe_dump(tree))
     longer = load_sweep(tmp_path / "sweep.yaml", ["run.steps=9"])
     assert prepare(longer)[0].state == "waiting"
 

@@ -123,6 +123,16 @@ def test_rows_that_a_resume_takes_back_do_not_stand(tmp_path: Path) -> None:
     assert {row["step"] for row in loop.folder.read_evals()} == {0, 2}
 
 
+def test_the_step_that_uses_up_the_time_is_evaluated(tmp_path: Path) -> None:
+    loop = Judged(
+        tmp_path, "run.steps=50", "run.max_seconds=1e-9"
+    )  # any step takes longer; every second one is evaluated
+    loop.main()
+    assert loop.run.step == 1
+    records = {record["step"]: record for record in loop.folder.read_metrics()}
+    assert records[1]["eval/greedy_accuracy"] is not None
+
+
 def test_a_run_ends_when_its_time_is_up_with_an_evaluation_and_a_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,245 @@
+"""The paper's claims on the quickstart's task made hard, without a GPU: three arms, n, m and the rules, over seeds.
+
+    python -m benchmarks.evidence --quick                        # under 40 minutes on two cores
+    python -m benchmarks.evidence --parallel auto                # everything; as many runs side by side as there are cores for
+    python -m benchmarks.evidence --seeds 1 --seconds 10 --parts arms --arms grpo,grpo-pods --work /tmp/evidence --out /tmp/e.json
+
+The model adds seldom (`--target` of the sums right before RL), so that few of n answers are right. Each run has the same
+seconds of training: `pods sweep` runs them and goes on with what an earlier call left; nothing finished is run again. Times are
+this machine's own, and told by clocks of GPUs (`evidence_clocks`). Writes `benchmarks/results/evidence_cpu.json`;
+`python -m benchmarks.evidence_page` makes docs/evidence.md and its figures from that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._machine import machine
+from benchmarks._result_file import table, write_result
+from benchmarks.evidence_clocks import Clock, as_rows, clocks, measure_paced
+from pods_cluster.client.compare_command import read_arms
+from pods_cluster.quickstart.__main__ import publish
+from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
+from pods_cluster.telemetry.arm_comparison import ACCURACY, compare, mean_band
+from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries
+from pods_cluster.telemetry.speedup import Target
+
+ROOT = Path(__file__).parents[1]
+SWEEPS = ROOT / "configs" / "sweeps"
+AXES: tuple[Axis, ...] = ("training-minutes", "steps")
+POINTS = 16
+"""Points of a curve that are kept: enough for a figure."""
+RESULT_COLUMNS = ("arm", "seeds", "final", "final_low", "final_high", "best")
+CLOCK_COLUMNS = ("arm", "target", "baseline_reaches_at", "reaches_at", "speed_up", "speed_up_low", "speed_up_high")
+ROW_COLUMNS = (*CLOCK_COLUMNS[:1], "axis", *CLOCK_COLUMNS[1:], "paired_seeds", "difference", "difference_low",
+               "difference_high")  # fmt: skip
+EXPLAINS = ("grad_norm", "reward_std", "reward_std/kept", "frac_reward_zero_std", "completions/mean_length",
+            "completions/kept_mean_length", "timing_s/generate", "timing_s/update", "timing_s/publish", "timing_s/step",
+            "rollout_to_update_ratio")  # fmt: skip
+"""Means over a run that say why an arm is as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One question: a sweep, the arms of it that `--quick` runs, and arms of the `arms` part that belong to it too."""
+
+    name: str
+    baseline: str
+    quick: tuple[str, ...]
+    borrowed: Mapping[str, str]
+    """Arm of the three-arms sweep -> its name here: not run twice."""
+    quick_seeds: int = 1
+
+    @property
+    def file(self) -> Path:
+        return SWEEPS / f"{self.name}.yaml"
+
+
+PARTS = {
+    "arms": Part("three-arms-cpu", "grpo-ga", (), {}, quick_seeds=3),
+    "n": Part("rollouts-cpu", "n8", ("n16", "n128"), {"grpo": "n8", "grpo-pods": "n64"}),
+    "m": Part("kept-cpu", "m32", ("m32", "m2"), {"grpo-pods": "m8"}),
+    "rules": Part("rules-cpu", "random", ("max_reward", "random"), {"grpo-pods": "max_variance"}),
+}
+ARM_SIZES = {"grpo": (8, 8), "grpo-ga": (64, 64), "grpo-pods": (64, 8)}
+
+
+def prepared(work: Path, target: float) -> Prepared:
+    """The model and the data, made once: some minutes of supervised steps."""
+    made = prepare(work / "cache", WarmStart(target=target, check_every=5), threads=os.cpu_count() or 1)
+    publish(made, work)
+    print(f"model: {made.report.greedy:.1%} of {made.report.rows['test']} held-out sums right, {made.report.sampled:.1%} when "
+          f"sampled", flush=True)  # fmt: skip
+    return made
+
+
+def run_part(part: Part, work: Path, arguments: argparse.Namespace, *, seconds: float, seeds: int) -> None:
+    """Run one sweep, or what is left of it. Raises SystemExit where a run failed."""
+    from pods_cluster.config.sweep import load_sweep
+
+    wanted = [arm for arm in load_sweep(part.file).arms if arm not in part.borrowed.values()]
+    if arguments.quick and part.quick:
+        wanted = [arm for arm in wanted if arm in part.quick]
+    if arguments.arms:
+        wanted = [arm for arm in wanted if arm in arguments.arms.split(",")]
+    if not wanted:
+        return
+    command = [
+        sys.executable, "-m", "pods_cluster.client.cli", "sweep", str(part.file), "--plain",
+        "--arms", ",".join(wanted), "--seeds", str(seeds), "--parallel", arguments.parallel,
+        f"run.dir={work / 'runs'}", f"run.max_seconds={seconds:g}", f"model.path={work / 'model'}",
+        f"data.path={work / 'data' / 'train.jsonl'}", f"data.eval.path={work / 'data' / 'test.jsonl'}",
+        *arguments.set,
+    ]  # fmt: skip
+    print("+", " ".join(command[2:]), flush=True)
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        sys.exit(f"{part.name}: the sweep ended with {code}; the same command goes on with it")
+
+
+def arms_of(part: Part, work: Path) -> dict[str, list[RunSeries]]:
+    """The runs of a part by arm, the borrowed ones first. Raises ConfigError where none has a step."""
+    runs = work / "runs"
+    found: dict[str, list[RunSeries]] = {}
+    if part.borrowed:
+        three, _ = read_arms([str(runs / PARTS["arms"].name)])
+        found = {name: three[arm] for arm, name in part.borrowed.items() if arm in three}
+    if (runs / part.name).is_dir():
+        own, _ = read_arms([str(runs / part.name)])
+        found |= own
+    order = list(_order(part))
+    return {arm: found[arm] for arm in sorted(found, key=lambda arm: order.index(arm) if arm in order else len(order))}
+
+
+def _order(part: Part) -> Sequence[str]:
+    from pods_cluster.config.sweep import load_sweep
+
+    return list(load_sweep(part.file).arms)
+
+
+def answer(part: Part, arms: Mapping[str, list[RunSeries]], which: Sequence[Clock], target: Target) -> dict[str, Any]:
+    """Curves, speed-ups on every axis and by every clock, and what explains them."""
+    baseline = part.baseline if part.baseline in arms else next(iter(arms))
+    own = compare(arms, baseline=baseline, target=target, axes=AXES)
+    told = {}
+    for clock in which:
+        retold = {label: [clock.retell(run) for run in runs] for label, runs in arms.items()}
+        rows = compare(retold, baseline=baseline, target=target, axes=("training-minutes",)).rows()
+        told[clock.name] = table(rows, CLOCK_COLUMNS)
+    axes: tuple[Axis, ...] = ("training-minutes", "steps") if part.name == PARTS["arms"].name else ("training-minutes",)
+    curves = [
+        {"axis": axis, **_thinned(mean_band(label, runs, ACCURACY, axis))}
+        for axis in axes
+        for label, runs in arms.items()
+    ]
+    return {
+        "baseline": baseline,
+        "results": table([row for row in own.rows() if row["axis"] == AXES[0]], RESULT_COLUMNS),
+        "rows": table(own.rows(), ROW_COLUMNS),
+        "clocks": told,
+        "curves": curves,
+        "explains": table(({"arm": label} | _means(runs) for label, runs in arms.items()), ("arm", *EXPLAINS)),
+        "seeds": {label: [run.seed for run in runs] for label, runs in arms.items()},
+    }
+
+
+def _thinned(band: dict[str, Any]) -> dict[str, Any]:
+    """At most POINTS points, and no interval where there is none."""
+    if band["runs"] == 1:  # its own rows' interval: figures show that between seeds
+        band = {name: value for name, value in band.items() if name not in ("low", "high")}
+    count = len(band["x"])
+    kept = (
+        sorted({round(place * (count - 1) / (POINTS - 1)) for place in range(POINTS)})
+        if count > POINTS
+        else range(count)
+    )
+    return {
+        name: [_short(value[at]) for at in kept] if isinstance(value, list) else value for name, value in band.items()
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _means(runs: Sequence[RunSeries]) -> dict[str, float]:
+    """Means over steps and seeds. The reward's spread over kept and group tells how much of the variance was kept."""
+    found: dict[str, float] = {}
+    for name in EXPLAINS:
+        try:
+            values = [float(run.points(name, "steps")[1].mean()) for run in runs]
+        except CurveError:
+            continue
+        found[name] = sum(values) / len(values)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer arms and seeds, 90 seconds each")
+    parser.add_argument(
+        "--prepare", action="store_true", help="make the model and the data in .cache/hard-addition, and end"
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="of arms, n, m, rules")
+    parser.add_argument("--arms", help="of these arms alone")
+    parser.add_argument(
+        "--seeds", type=int, help="seeds of each arm; 5, with --quick 3 of the arms and 1 of the others"
+    )
+    parser.add_argument("--seconds", type=float, help="training seconds of each run; 120, with --quick 90")
+    parser.add_argument("--parallel", default="1", help="runs at once, or auto")
+    parser.add_argument(
+        "--target", type=float, default=0.1, help="share of sums right at which the supervised start ends"
+    )
+    parser.add_argument("--accuracy", type=float, help="accuracy to reach; left out: 99 %% of the baseline's best")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
+    parser.add_argument("--no-paced", action="store_true", help="do not check the clocks on pools that keep time")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".cache" / "evidence", help="folder of the model and the runs"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "evidence_cpu.json")
+    arguments = parser.parse_args()
+    if arguments.prepare:
+        prepared(ROOT / ".cache" / "hard-addition", arguments.target)
+        return
+    parts = arguments.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)}")
+    arguments.work = arguments.work.resolve()
+    began = machine()
+    made = prepared(arguments.work, arguments.target)
+    seconds = arguments.seconds or (90.0 if arguments.quick else 120.0)
+    for name in parts:
+        seeds = arguments.seeds or (PARTS[name].quick_seeds if arguments.quick else 5)
+        run_part(PARTS[name], arguments.work, arguments, seconds=seconds, seeds=seeds)
+    which = clocks()
+    result: dict[str, Any] = {
+        "benchmark": "evidence",
+        "machine": began,
+        "command": " ".join(["python -m benchmarks.evidence", *sys.argv[1:]]),
+        "start": {"greedy": made.report.greedy, "sampled": made.report.sampled, "rows": made.report.rows["test"]},
+        "seconds": seconds,
+        "parallel": arguments.parallel,
+        "target": arguments.accuracy,
+        "clocks": as_rows(which),
+        "parts": {},
+    }
+    for name in parts:
+        part = PARTS[name]
+        result["parts"][name] = answer(part, arms_of(part, arguments.work), which, Target(arguments.accuracy))
+    if "arms" in parts and not arguments.no_paced:
+        result["paced"] = measure_paced(
+            ARM_SIZES, [clock for clock in which if clock.name.startswith("3b")], prompts=16
+        )
+    write_result(arguments.out, result)
+    print(f"written: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

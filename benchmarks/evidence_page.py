@@ -1,0 +1,267 @@
+"""Makes docs/evidence.md from `benchmarks/results/evidence_cpu.json`, and its figures.
+
+    python -m benchmarks.evidence_page
+
+What was not run says so. Nothing on the page is written by hand but the questions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._result_file import records
+from pods_cluster.telemetry.comparison_figure import save_comparison
+from pods_cluster.telemetry.curves import Axis, Curve
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "evidence_cpu.json"
+PAGE = ROOT / "docs" / "evidence.md"
+METRIC = "eval/greedy_accuracy"
+
+QUESTIONS = {
+    "arms": (
+        "Three arms",
+        "GRPO-GA makes 64 answers and trains all, GRPO-PODS makes 64 and trains 8, GRPO makes 8 and trains 8. The paper's "
+        "claim is time: PODS reaches what the baseline reaches at least 1.7 times sooner.",
+    ),
+    "n": (
+        "How many to make",
+        "n from 8 to 128 at m = 8. In the paper a larger n helps, up to where generating costs more.",
+    ),
+    "m": ("How many to keep", "m from 32 to 2 at n = 64. In the paper m hardly matters until it is very small."),
+    "rules": (
+        "Which to keep",
+        "8 of 64 by each rule. In the paper max variance is best, random is next, and max reward fails.",
+    ),
+}
+
+
+def figure_of(name: str) -> Path:
+    """The figure of a part, relative to the repository."""
+    return Path("docs") / "images" / f"evidence_{name}.png"
+
+
+def draw(result: Mapping[str, Any], path: Path, name: str) -> None:
+    """The curves of one part, with their bands."""
+    curves = result["parts"][name]["curves"]
+    axes: list[Axis] = list(dict.fromkeys(curve["axis"] for curve in curves))
+    panels = [
+        (METRIC, [_curve(curve) for curve in curves if curve["axis"] == axis and len(curve["x"]) > 1]) for axis in axes
+    ]
+    save_comparison(panels, axes, path.parent, name=path.stem, formats=("png",))
+
+
+def _curve(found: Mapping[str, Any]) -> Curve:
+    x, y = (np.array(found[name], dtype=float) for name in ("x", "y"))
+    low, high = (np.array(found[name], dtype=float) if name in found else y for name in ("low", "high"))
+    return Curve(found["label"], x, y, low, high, found["runs"])
+
+
+def drawn_parts() -> list[str]:
+    """The parts that the result file has."""
+    return list(json.loads(RESULT.read_text(encoding="utf-8"))["parts"]) if RESULT.is_file() else []
+
+
+def page(result: Mapping[str, Any] | None) -> str:
+    """The text of the page; `result` None: nothing was run."""
+    return "\n".join(_lines(result)) + "\n"
+
+
+def _lines(result: Mapping[str, Any] | None) -> Iterator[str]:
+    yield "# What the selection is worth"
+    yield ""
+    yield (
+        "Made by `python -m benchmarks.evidence_page` from `benchmarks/results/evidence_cpu.json`; do not edit."
+        if result
+        else ("Made by `python -m benchmarks.evidence_page`; do not edit.")
+    )
+    yield ""
+    yield from _how(result)
+    for name, (title, about) in QUESTIONS.items():
+        yield f"## {title}"
+        yield ""
+        yield about
+        yield ""
+        if result is None or name not in result["parts"]:
+            yield f"**Not run yet.** `python -m benchmarks.evidence --parts {name}`"
+            yield ""
+            continue
+        yield from _part(result, name)
+    yield from _paced(result)
+    yield "## Not run yet"
+    yield ""
+    yield "- On GPUs: the three arms on GSM8K and MATH with several seeds, with LoRA, with two ranks:"
+    yield "  `pods sweep configs/sweeps/gsm8k-2gpu.yaml`."
+    yield "- Settling, staleness 0 to 4 and its correction, the signal-to-noise of the gradient, for each arm."
+    yield "- The paper's six settings as they are ([paper.md](paper.md))."
+
+
+def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
+    yield (
+        "The task is the quickstart's, two-digit addition, with a model of a million parameters that adds seldom. Training, "
+        "engine, selection and learner are the real ones. [experiments.md](experiments.md) says how times and intervals are "
+        "computed."
+    )
+    yield ""
+    if result is None:
+        return
+    machine, start = result["machine"], result["start"]
+    yield f"- **Command**: `{result['command']}`"
+    yield (
+        f"- **Machine**: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, load "
+        f"{machine['load_1min']:g} before; torch {machine['packages']['torch']}, DeepSpeed {machine['packages']['deepspeed']}; "
+        f"`--parallel {result['parallel']}`."
+    )
+    yield (
+        f"- **Start**: {start['greedy']:.1%} of {start['rows']} held-out sums right before RL, {start['sampled']:.1%} when "
+        f"sampled. Each run has {result['seconds']:g} s of training, evaluations and checkpoints not counted."
+    )
+    yield (
+        "- **Sooner** is how many times sooner an arm's mean curve reaches "
+        + (f"{result['target']:.1%}, named before, " if result["target"] else "99 % of the baseline's best ")
+        + "than the baseline's does, with a 95 % bootstrap interval over seeds in brackets; below 1 it is later."
+    )
+    yield "- **Clocks**: the same runs, their steps timed by what they made and trained at rates that were measured on GPUs:"
+    for clock in result["clocks"]:
+        yield f"  - `{clock['name']}`: {clock['about']}."
+    yield ""
+
+
+def _part(result: Mapping[str, Any], name: str) -> Iterator[str]:
+    part = result["parts"][name]
+    results = records(part["results"])
+    by_axis = {(row["arm"], row["axis"]): row for row in records(part["rows"])}
+    clocks = {clock: {row["arm"]: row for row in records(rows)} for clock, rows in part["clocks"].items()}
+    yield f"![accuracy by arm](images/{figure_of(name).name})"
+    yield ""
+    head = ["arm", "seeds", "accuracy at the end", "best", "sooner, own seconds", "sooner in steps"]
+    yield "| " + " | ".join([*head, *(f"sooner, `{clock}`" for clock in clocks), "difference, same steps"]) + " |"
+    yield "|" + "---|" * (len(head) + len(clocks) + 1)
+    for row in results:
+        arm = row["arm"]
+        base = arm == part["baseline"]
+        band = f" [{row['final_low']:.1%}, {row['final_high']:.1%}]" if row["final_low"] < row["final_high"] else ""
+        cells = [
+            f"{arm}{' (baseline)' if base else ''}",
+            str(row["seeds"]),
+            f"{row['final']:.1%}{band}",
+            f"{row['best']:.1%}",
+        ]
+        told = [
+            by_axis.get((arm, "training-minutes")),
+            by_axis.get((arm, "steps")),
+            *(rows.get(arm) for rows in clocks.values()),
+        ]
+        cells += ["" if base else _sooner(found) for found in told]
+        cells.append("" if base else _gap(by_axis.get((arm, "steps"))))
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield from _did_not_hold(part, by_axis)
+    yield from _explains(part)
+
+
+def _sooner(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if row["speed_up"] is None:
+        return (
+            "never reached"
+            if row["reaches_at"] is None
+            else "baseline never"
+            if row["baseline_reaches_at"] is None
+            else "–"
+        )
+    if row["speed_up_low"] is None:
+        return f"{row['speed_up']:.2f}"
+    high = "∞" if row["speed_up_high"] is None else f"{row['speed_up_high']:.2f}"
+    return f"{row['speed_up']:.2f} [{row['speed_up_low']:.2f}, {high}]"
+
+
+def _gap(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["difference"] is None:
+        return "–"
+    band = (
+        ""
+        if row["difference_low"] is None
+        else f" [{100 * row['difference_low']:+.1f}, {100 * row['difference_high']:+.1f}]"
+    )
+    return f"{100 * row['difference']:+.1f} points{band}"
+
+
+def _did_not_hold(part: Mapping[str, Any], by_axis: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
+    """What is not shown: arms whose interval holds 1, or that were not sooner, on this machine's own seconds."""
+    unclear, later, never, alone = [], [], [], []
+    for (arm, axis), row in by_axis.items():
+        if axis != "training-minutes" or arm == part["baseline"]:
+            continue
+        if row["speed_up"] is None:
+            never += [arm] if row["reaches_at"] is None else []
+        elif row["speed_up_low"] is None:
+            alone.append(arm)
+        elif row["speed_up_low"] <= 1.0 <= (row["speed_up_high"] or float("inf")):
+            unclear.append(arm)
+        elif row["speed_up"] < 1.0:
+            later.append(arm)
+    for arms, text in (
+        (never, "did not reach it in their time"),
+        (later, "were later than the baseline, by more than chance between seeds"),
+        (unclear, "have an interval that holds 1: neither sooner nor later is shown"),
+        (alone, "have one pair of seeds: no interval, so nothing is shown"),
+    ):
+        if arms:
+            yield f"- {', '.join(arms)}: {text}."
+    if never or later or unclear or alone:
+        yield ""
+
+
+def _explains(part: Mapping[str, Any]) -> Iterator[str]:
+    rows = records(part["explains"])
+    columns = [("grad_norm", "gradient norm", 1.0, ".3f"), ("reward_std", "spread in a group", 1.0, ".3f"),
+               ("reward_std/kept", "spread kept", 1.0, ".3f"), ("frac_reward_zero_std", "groups without spread", 100.0, ".0f"),
+               ("completions/mean_length", "length", 1.0, ".2f"), ("completions/kept_mean_length", "length kept", 1.0, ".2f"),
+               ("timing_s/generate", "generate s", 1.0, ".2f"), ("timing_s/update", "update s", 1.0, ".2f"),
+               ("timing_s/step", "step s", 1.0, ".2f")]  # fmt: skip
+    yield "Means over the runs' steps:"
+    yield ""
+    yield "| arm | " + " | ".join(title + (" %" if factor == 100 else "") for _, title, factor, _ in columns) + " |"
+    yield "|" + "---|" * (len(columns) + 1)
+    for row in rows:
+        cells = ["–" if row[name] is None else format(factor * row[name], form) for name, _, factor, form in columns]
+        yield f"| {row['arm']} | " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _paced(result: Mapping[str, Any] | None) -> Iterator[str]:
+    yield "## Whether the clocks are right"
+    yield ""
+    yield (
+        "The real loop, workers and selector with an engine and a learner that keep the clock's rates, four times as fast as "
+        "told. What is above the clock's seconds is the service itself, and the machine."
+    )
+    yield ""
+    if result is None or "paced" not in result:
+        yield "**Not run yet.**"
+        yield ""
+        return
+    yield "| clock | arm | s a step, paced | s a step, told |"
+    yield "|---|---|---|---|"
+    for row in result["paced"]:
+        yield f"| `{row['clock']}` | {row['arm']} | {row['seconds']:.2f} | {row['told']:.2f} |"
+    yield ""
+
+
+def main() -> None:
+    result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else None
+    for name in result["parts"] if result else ():
+        draw(result or {}, ROOT / figure_of(name), name)
+    PAGE.write_text(page(result), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

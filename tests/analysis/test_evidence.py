@@ -1,0 +1,122 @@
+"""The page of evidence says what its result file says, and what was not run; clocks retell time and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import evidence_page
+from benchmarks._result_file import render
+from benchmarks.evidence import PARTS, Part, answer
+from benchmarks.evidence_clocks import Clock, as_rows, clocks
+from pods_cluster.config.sweep import load_sweep
+from pods_cluster.telemetry.curves import RunSeries
+from pods_cluster.telemetry.speedup import Target
+
+SIZES = {"grpo": (8, 8), "grpo-ga": (64, 64), "grpo-pods": (64, 8)}
+
+
+def run(arm: str, seed: int) -> RunSeries:
+    """Ten steps of 16 prompts, accuracy 10 % to 60 %; a second for each hundred rollouts made, two for as many trained."""
+    n, m = SIZES[arm]
+    records: list[dict[str, Any]] = [{"step": 0, "elapsed": 0.0, "eval/greedy_accuracy": 0.1, "eval/rows": 512}]
+    for step in range(1, 11):
+        records.append(
+            {
+                "step": step,
+                "elapsed": float(step),
+                "eval/greedy_accuracy": 0.1 + 0.05 * step + 0.001 * seed,
+                "eval/rows": 512,
+                "timing_s/step": 16 * (n + 2 * m) / 100,
+                "rollouts/generated": 16 * n,
+                "rollouts/trained": 16 * m,
+                "grad_norm": 0.5,
+            }
+        )
+    return RunSeries.of(f"{arm}-s{seed}", records, {"run": {"name": arm, "seed": seed}})
+
+
+def result() -> dict[str, Any]:
+    arms = {arm: [run(arm, seed) for seed in range(3)] for arm in SIZES}
+    which = clocks()
+    return {
+        "command": "python -m benchmarks.evidence --quick",
+        "machine": {
+            "cpu": "CPU",
+            "cores": 2,
+            "memory_gib": 4.0,
+            "load_1min": 0.1,
+            "packages": {"torch": "2", "deepspeed": "0"},
+        },
+        "start": {"greedy": 0.1, "sampled": 0.05, "rows": 512},
+        "seconds": 90.0,
+        "parallel": "1",
+        "target": None,
+        "clocks": as_rows(which),
+        "parts": {"arms": answer(PARTS["arms"], arms, which, Target())},
+    }
+
+
+def test_the_page_tells_the_speed_up_of_its_result() -> None:
+    text = evidence_page.page(result())
+    (row,) = (
+        line for line in text.splitlines() if line.startswith("| grpo-pods |") and "sooner" not in line and "%" in line
+    )
+    # a step of GRPO-GA takes 192 parts of time, one of PODS 80, with the same accuracy at each step
+    assert "| 2.40 [2.40, 2.40] | 1.00 [1.00, 1.00] |" in row
+    assert "have an interval that holds 1" not in text
+    assert text.count("**Not run yet.**") == 4  # n, m, the rules, and the clocks' check
+    assert "docs/images" not in text
+
+
+def test_a_page_of_nothing_says_so() -> None:
+    text = evidence_page.page(None)
+    assert text.count("**Not run yet.**") == 5
+    assert "%" not in text.replace("99 %", "")
+
+
+def test_the_page_is_that_of_the_result_file() -> None:
+    import json
+
+    there = json.loads(evidence_page.RESULT.read_text()) if evidence_page.RESULT.is_file() else None
+    assert evidence_page.PAGE.read_text(encoding="utf-8") == evidence_page.page(there)
+
+
+def test_its_figure_has_every_arm(tmp_path: Path) -> None:
+    found = result()
+    evidence_page.draw(found, tmp_path / "arms.png", "arms")
+    assert (tmp_path / "arms.png").stat().st_size > 10_000
+    assert len(render(found)) < 12_000  # three arms of twenty: all results together are small
+
+
+def test_a_clock_tells_time_and_nothing_else() -> None:
+    apart = Clock("x", "", made=0.01, trained=0.1, weights=0.5)
+    assert apart.step_seconds(100, 10) == pytest.approx(1.0 + 1.0 + 0.5)
+    together = Clock("x", "", made=0.01, trained=0.1, weights=0.5, overlap=True)
+    assert together.step_seconds(100, 10) == pytest.approx(1.5)
+    before = run("grpo-pods", 0)
+    told = apart.retell(before)
+    assert [record["step"] for record in told.records] == [record["step"] for record in before.records]
+    assert (
+        told.points("eval/greedy_accuracy", "steps")[1].tolist()
+        == before.points("eval/greedy_accuracy", "steps")[1].tolist()
+    )
+    assert told.points("eval/greedy_accuracy", "training-minutes")[0][-1] == pytest.approx(
+        10 * (10.24 + 12.8 + 0.5) / 60
+    )
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=lambda part: part.name)
+def test_every_part_names_arms_of_its_sweep(part: Part) -> None:
+    arms = load_sweep(part.file).arms
+    assert {part.baseline, *part.quick, *part.borrowed.values()} <= set(arms)
+    three = load_sweep(PARTS["arms"].file).arms
+    for arm, name in part.borrowed.items():
+        one, other = three[arm][0].config, arms[name][0].config
+        assert one.generator == other.generator
+        assert one.selector.model_copy(update={"min_valid": None}) == other.selector.model_copy(
+            update={"min_valid": None}
+        )
+        assert one.learner == other.learner
