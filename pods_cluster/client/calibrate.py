@@ -34,6 +34,7 @@ def calibration_config(config: Config, folder: Path, *, steps: int, groups: int 
         "name": f"{config.run.name}-plan",
         "dir": str(folder),
         "steps": steps,
+        "epochs": None,
         "samples_every": 0,
         "export": False,
         "tensorboard": False,

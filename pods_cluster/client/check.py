@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pods_cluster.client.refusals import check_names
 from pods_cluster.config import Config
-from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
+from pods_cluster.data import load_eval, load_prompts, load_tokenizer, resolved, reward_columns
 from pods_cluster.data.context import unsavable_settings
 from pods_cluster.data.model_files import check_models
 from pods_cluster.data.survey import SECONDS, survey
@@ -72,6 +72,7 @@ class CheckResult:
 
     prompt: Prompt | None = None
     rows: int | None = None
+    steps: int | None = None
     held_out: int | None = None
     held_out_dropped: int = 0
     notes: list[str] = field(default_factory=list)
@@ -96,6 +97,7 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True, second
     tokenizer = load_tokenizer(config.model, light=True)
     stream = load_prompts(config, tokenizer)
     found.rows = len(stream)
+    found.steps = resolved(config, tokenizer, found.rows).run.steps
     found.prompt = prompt = stream.next(1)[0]
     found.notes += check_models(config, prompt.token_ids, weights=False)
     found.notes += [*survey(stream, seconds)[0], *unsavable_settings(config.model.path)]
@@ -164,6 +166,8 @@ def show(config: Config, found: CheckResult, console: Console) -> None:
 
 
 def _plan_table(config: Config, found: CheckResult) -> Table:
+    if found.steps is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"steps": found.steps, "epochs": None})})
     plan = plan_of(config)
     generator, learner = config.generator, config.learner
     table = Table.grid(padding=(0, 2))
@@ -195,7 +199,7 @@ def _plan_table(config: Config, found: CheckResult) -> Table:
         f"{config.selector.rule}: {config.selector.keep} of {generator.rollouts_per_prompt} rollouts a prompt",
     )
     row("learners", f"{learner.workers} rank(s), ZeRO-{learner.zero_stage}, learning rate {learner.learning_rate:g} "
-        f"({learner.schedule}, {learner.warmup_steps} warm-up steps)")  # fmt: skip
+        f"({learner.schedule}, {learner.warmup(config.run.steps)} warm-up steps)")  # fmt: skip
     low, high = plan.sequences_per_rank
     each = f"{low}" if low == high else f"{low} to {high}"
     row("one step", f"{plan.groups} prompts → {plan.generated:,} rollouts generated → {plan.trained:,} trained "
@@ -203,8 +207,9 @@ def _plan_table(config: Config, found: CheckResult) -> Table:
     row("n / m", f"{plan.rollouts_per_trained:.2f} rollouts per trained rollout")
     row("staleness", "0: on-policy, the pools take turns" if not config.staleness
         else f"up to {config.staleness} version(s), at most {plan.out_at_most} groups out")  # fmt: skip
-    row(
-        "the run",
-        f"{config.run.steps} steps: {plan.total_generated:,} rollouts generated, {plan.total_trained:,} trained",
-    )
+    if config.run.epochs is not None:
+        row("the run", f"{config.run.epochs:g} epochs; the rows say how many steps that is")
+    else:
+        made = f"{plan.total_generated:,} rollouts generated, {plan.total_trained:,} trained"
+        row("the run", f"{config.run.steps} steps: {made}")
     return table

@@ -63,12 +63,12 @@ def train(
         controller = start_controller(config, resume=resume)
         watch = _Watch(controller, actor_name(config.run.name, "controller"))
         # On its own, so that what the controller refuses is told before anything is shown.
-        _open(watch)
+        steps = _open(watch)
         subtitle = (
             f"{Path(config.model.path).name} · {config.generator.workers} generator(s) → "
             f"{config.learner.workers} learner(s) · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"
         )
-        with Progress(config.run.name, config.run.steps, subtitle=subtitle, console=console, live=live) as progress:
+        with Progress(config.run.name, steps, subtitle=subtitle, console=console, live=live) as progress:
             return _follow(watch, progress, on_step)
     finally:
         if owned:
@@ -159,7 +159,7 @@ class _Watch:
         return feed.items
 
 
-def _open(watch: _Watch) -> None:
+def _open(watch: _Watch) -> int:
     opening = watch.controller.open.remote()
     deadline = time.monotonic() + OPEN_SECONDS
     while not ray.wait([opening], timeout=POLL_SECONDS)[0]:
@@ -171,7 +171,7 @@ def _open(watch: _Watch) -> None:
                 f"it loads the model's tokenizer and the datasets then (model.path, data.path): see whether their "
                 f"folder or server answers"
             )
-    _result(opening)
+    return _result(opening)
 
 
 class _Steps:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError, build_config, load_config
-from pods_cluster.data import load_eval, load_tokenizer
+from pods_cluster.data import load_eval, load_tokenizer, resolved
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import connect
@@ -74,7 +74,9 @@ def target_config(target: Target, config: str | None, overrides: list[str]) -> C
 
 def evaluate_target(config: Config, console: Console) -> dict[str, float]:
     """Start generators with the model's own weights, evaluate, and end them. Needs no learner."""
-    held_out = load_eval(config, load_tokenizer(config.model, light=True))
+    tokenizer = load_tokenizer(config.model, light=True)
+    held_out = load_eval(config, tokenizer)
+    config = resolved(config, tokenizer, rows=None)
     owned = not ray.is_initialized()
     with console.status("connecting to Ray"):
         connect(config)

@@ -71,7 +71,7 @@ def why_finished(config: Config, folder: RunFolder) -> str:
     if checkpoint is None or event is None or event.get("kind") != "finished" or not exported:
         return ""
     state = checkpoints.read_state(checkpoint)
-    if state.step >= config.run.steps:
+    if config.run.epochs is None and state.step >= config.run.steps:
         return (
             f"{folder.path}: is finished (run.steps: {config.run.steps}, its newest checkpoint is of step {state.step}); "
             f"raise run.steps to go on with it, or choose another run.name"

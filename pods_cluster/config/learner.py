@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -85,6 +86,8 @@ class LearnerConfig(Section):
     """Shape of the learning rate after the warm-up, over `run.steps`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
+    warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
+    """The same as a share of `run.steps`, in place of `warmup_steps`."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay; not applied to norms and biases."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -108,6 +111,15 @@ class LearnerConfig(Section):
     loss: Literal["sequence_mean", "token_mean", "dr_grpo"] = "sequence_mean"
     """Average over tokens: in each rollout first (`sequence_mean`, the paper), over all tokens of the step
     (`token_mean`), or a sum divided by `generator.max_tokens` (`dr_grpo`)."""
+    objective: Literal["clip", "cispo"] = "clip"
+    """`clip`: PPO's, in which a token beyond the clip has no gradient. `cispo` (MiniMax-M1, arXiv 2506.13585): the ratio,
+    at most 1 + `clip_high`, is a constant factor of the log-probability, so that every token keeps its gradient."""
+    importance: Literal["token", "sequence"] = "token"
+    """The probability ratio that is clipped: of each token, or of the whole completion, as its geometric mean over tokens
+    (`sequence`: GSPO, arXiv 2507.18071, whose clips are about 3e-4). With one optimiser step a batch both are 1."""
+    mask_truncated: bool = False
+    """Leave completions that were cut at `generator.max_tokens` out of the loss (overlong filtering of DAPO, arXiv
+    2503.14476). They stay in the group that the advantages are computed from."""
     advantage: AdvantageConfig = AdvantageConfig()
     kl: KLConfig = KLConfig()
     correction: CorrectionConfig = CorrectionConfig()
@@ -150,6 +162,23 @@ class LearnerConfig(Section):
         """Whether the group can change its number of ranks: 8-bit optimiser states come in blocks that cannot be cut
         anywhere, so only the same number of ranks can read them."""
         return self.optimizer != "adamw_8bit"
+
+    def warmup(self, steps: int) -> int:
+        """Steps of the warm-up in a run of so many steps."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * steps)
+
+    @model_validator(mode="after")
+    def _objectives_fit(self) -> LearnerConfig:
+        if self.objective == "cispo" and self.importance == "sequence":
+            raise ValueError(
+                "importance: sequence has no ratio of a token, which objective: cispo bounds; use importance: token, or "
+                "objective: clip"
+            )
+        if self.warmup_ratio is not None and self.warmup_steps:
+            raise ValueError(
+                f"warmup_ratio: {self.warmup_ratio:g} and warmup_steps: {self.warmup_steps} say the same; leave one out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _kernels_fit(self) -> LearnerConfig:

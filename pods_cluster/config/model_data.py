@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,11 +16,15 @@ class ModelConfig(Section):
 
     path: str = Field(min_length=1)
     """Folder or Hugging Face hub name of a causal language model with its tokenizer."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub; left out: its main branch."""
     dtype: Dtype = "bfloat16"
     """Number format of the weights in computation; master weights and gradient sums are always float32. On a CPU
     float32 is faster."""
     chat_template: str | None = Field(default=None, min_length=1)
     """A Jinja chat template, or a path to one; left out: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables that the chat template reads, as in `{enable_thinking: false}` for Qwen3."""
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
     """Attention implementation of the learner. In place of `sdpa` models with capped scores or attention sinks get `eager`,
     which computes these."""

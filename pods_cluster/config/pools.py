@@ -37,6 +37,9 @@ class GeneratorConfig(Section):
     """Must be 0 for training rollouts."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest completion, in tokens; longer ones are cut and finish with `length`."""
+    stop_tokens: list[str | int] = Field(default_factory=list)
+    """Tokens that end a completion beside the model's own end tokens (its generation_config.json may name several): the
+    text of a token, as `</answer>` where the model has it as one, or its id. The token belongs to the completion."""
     max_sequences: int = Field(default=256, ge=1)
     """Rollouts in flight in one engine."""
     in_flight: int | Literal["auto"] = "auto"
@@ -74,6 +77,14 @@ class GeneratorConfig(Section):
         if self.in_flight == "auto":
             return self.max_sequences + math.ceil(self.max_sequences / 8)
         return max(1, math.ceil(self.in_flight / max(1, workers)))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_tokens` as ids. Raises ValueError where texts have not been looked up (`data.resolved`)."""
+        texts = [token for token in self.stop_tokens if isinstance(token, str)]
+        if texts:
+            raise ValueError(f"generator.stop_tokens: {texts} are not ids yet; a run looks them up when it is opened")
+        return tuple(int(token) for token in self.stop_tokens)
 
     @property
     def cards(self) -> float:

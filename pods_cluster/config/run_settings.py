@@ -43,7 +43,10 @@ class RunConfig(Section):
     dir: str = Field(default="runs", min_length=1)
     """Folder in which the run's folder is made."""
     steps: int = Field(default=100, ge=1)
-    """Optimiser steps."""
+    """Steps, each on one batch of prompts."""
+    epochs: float | None = Field(default=None, gt=0)
+    """The length as passes over the rows, in place of `steps`: epochs x rows / `learner.prompts_per_step`, rounded up. The
+    run's config.yaml has the steps that it came to."""
     max_seconds: float | None = Field(default=None, gt=0)
     """Seconds of work after which the run ends as it does after its last step (how the paper's runs stop). Evaluations
     and checkpoints do not count; a resumed run goes on counting. Left out: only `steps` counts."""

@@ -79,7 +79,7 @@ class Config(Section):
                 f"learner.updates_per_batch: {self.learner.updates_per_batch} needs a group for each optimiser step, "
                 f"but learner.prompts_per_step is {self.learner.prompts_per_step}; lower one or raise the other"
             )
-        if self.learner.warmup_steps > self.run.steps:
+        if self.run.epochs is None and self.learner.warmup_steps > self.run.steps:
             yield (
                 f"learner.warmup_steps: {self.learner.warmup_steps} is more than run.steps: {self.run.steps}; "
                 f"the learning rate would never reach its peak: lower it"

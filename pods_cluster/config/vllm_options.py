@@ -16,6 +16,8 @@ _ELSEWHERE = {
     "tokenizer": "model.path",
     "dtype": "model.dtype",
     "trust_remote_code": "model.trust_remote_code",
+    "revision": "model.revision",
+    "tokenizer_revision": "model.revision",
     "tensor_parallel_size": "generator.tensor_parallel",
     "max_num_seqs": "generator.max_sequences",
     "seed": "run.seed",

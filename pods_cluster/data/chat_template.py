@@ -40,9 +40,10 @@ def render_chat(
     add_generation_prompt: bool,
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a conversation by a template. `special_tokens` are bos_token, eos_token, … as texts; `tools` is what the
-    model may call, as JSON-able objects.
+    model may call, as JSON-able objects; `variables` are others that the template reads.
 
     Raises ChatTemplateError: a syntax error, or a template's own refusal (roles that it does not take).
     """
@@ -51,7 +52,14 @@ def render_chat(
         chat[-1]["content"] = chat[-1]["content"] + _CUT
     try:
         text = _compile(template).render(
-            messages=chat, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **special_tokens
+            **{
+                **special_tokens,
+                "documents": None,
+                **(variables or {}),
+                "messages": chat,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
         )
     except (TemplateError, TypeError, ValueError, KeyError) as error:
         raise ChatTemplateError(str(error)) from error

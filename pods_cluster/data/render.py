@@ -39,6 +39,7 @@ class PromptRenderer:
         self.system = config.data.system
         self.chat = config.data.chat
         self.chat_template = resolve_chat_template(config.model.chat_template)
+        self.template_kwargs = config.model.chat_template_kwargs
         if self.chat and self.chat_template is None and not tokenizer.chat_template:
             raise DataError(
                 f"data.chat: true, but the tokenizer of {config.model.path!r} has no chat template; "
@@ -96,6 +97,7 @@ class PromptRenderer:
                 continue_final_message=continued,
                 tokenize=False,
                 tools=tools,
+                **self.template_kwargs,
             )
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)

@@ -51,6 +51,7 @@ class PromptTokenizer(Protocol):
         continue_final_message: bool = False,
         tokenize: bool = True,
         tools: Any = None,
+        **variables: Any,
     ) -> Any:
         """Render a conversation to text, with `tokenize` to ids."""
         ...
@@ -98,6 +99,7 @@ class LightTokenizer:
         continue_final_message: bool = False,
         tokenize: bool = False,
         tools: Sequence[Any] | None = None,
+        **variables: Any,
     ) -> Any:
         """Render the conversation to text, with `tokenize` to ids. Raises ChatTemplateError."""
         template = chat_template or self.chat_template
@@ -110,6 +112,7 @@ class LightTokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            variables=variables,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
@@ -125,7 +128,9 @@ def load_tokenizer(model: ModelConfig, *, light: bool = False) -> PromptTokenize
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(
+                model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+            )
         except Exception as error:
             raise DataError(
                 f"model.path: the tokenizer of {model.path!r} cannot be loaded ({type(error).__name__}: {error}); "
@@ -155,7 +160,7 @@ def _load_light(model: ModelConfig) -> LightTokenizer | None:
         try:
             from huggingface_hub import snapshot_download
 
-            folder = Path(snapshot_download(model.path, allow_patterns=list(LIGHT_FILES)))
+            folder = Path(snapshot_download(model.path, revision=model.revision, allow_patterns=list(LIGHT_FILES)))
         except Exception as error:
             raise DataError(
                 f"model.path: {model.path!r} is no folder, and its tokenizer could not be had from the Hugging Face "

@@ -62,7 +62,10 @@ class GeneratorPool(PoolCalls):
         """
         config = self.config.generator
         sampling = SamplingParams(
-            temperature=config.temperature, max_tokens=config.max_tokens, seed=self.config.run.seed, logprobs=True
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
+            seed=self.config.run.seed,
+            stop_token_ids=config.stop_ids,
         )
         for portion in portions:
             if portion.start:  # the earlier ones have all come back

@@ -89,7 +89,9 @@ class GeneratorWorker:
         with ThreadPoolExecutor(1) as pool:
             scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring)
             try:
-                tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+                tokenizer = AutoTokenizer.from_pretrained(
+                    model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+                )
                 engine = make_engine(self.config, tokenizer)
             except BaseException:
                 if scorers.exception() is None:

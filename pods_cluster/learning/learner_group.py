@@ -114,7 +114,7 @@ class LearnerGroup(RankActors):
             step,
             peak=learner.learning_rate,
             schedule=learner.schedule,
-            warmup_steps=learner.warmup_steps,
+            warmup_steps=learner.warmup(self.config.run.steps),
             total_steps=self.config.run.steps,
         )
         results: list[RankResult] = await self._call_all(

@@ -10,7 +10,15 @@ An optimiser step minimises, over all tokens t of all kept rollouts i of its gro
     c_i,t = min( pi_old(o_i,t) / mu(o_i,t), C )        the importance correction: detached, 1 where it is off
     q_i,t = pi_ref(o_i,t) / pi_theta(o_i,t)            k3 estimate of KL(pi_theta || pi_ref), off by default
 
-where each probability is that of the sampled token o_i,t given its prompt and the tokens before it. A_i is the advantage
+With `importance: sequence` (GSPO, arXiv 2507.18071, eqs. 5 to 7) r_i,t is the same for all tokens of a rollout, their geometric
+mean
+
+    r_i = ( prod_t pi_theta(o_i,t) / pi_old(o_i,t) ) ^ (1 / |o_i|)
+
+and with `objective: cispo` (MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5, without a lower bound as in its experiments) the
+minimum is replaced by sg[ min(r_i,t, 1 + clip_high) ] * A_i * log pi_theta(o_i,t), where sg[] carries no gradient.
+
+Each probability is that of the sampled token o_i,t given its prompt and the tokens before it. A_i is the advantage
 over the group's kept rollouts (`advantage`), and w_i the token weight (`step_plan`): 1 / (groups * kept * |o_i|) for
 `sequence_mean`. mu enters through c alone and is never the denominator of the clipped ratio.
 """
@@ -19,9 +27,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 LOG_LIMIT = 20.0
@@ -42,6 +51,8 @@ class LossSettings:
     correction_cap: float = 2.0
     correction_mask: tuple[float, float] | None = None
     kl_coefficient: float = 0.0
+    objective: Literal["clip", "cispo"] = "clip"
+    importance: Literal["token", "sequence"] = "token"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +61,7 @@ class GrpoLoss:
 
     `engine_log_probs` are those of mu, NaN where the engine gave none; such a token's correction is 1. `old_log_probs`
     None means pi_old = pi_theta (the only optimiser step of a batch): the ratio is 1 in value and carries the gradient.
+    `rows` is the rollout of each token, for `importance: sequence`, which takes all tokens of a micro-batch at once.
     `scored_log_probs` are those of pi_old in c where a training pass gives others, because it drops parts of adapters.
     """
 
@@ -60,6 +72,7 @@ class GrpoLoss:
     token_weights: Float32[Tensor, " tokens"]
     settings: LossSettings
     scored_log_probs: Float32[Tensor, " tokens"] | None = None
+    rows: Int64[Tensor, " tokens"] | None = None
 
     def token_losses(
         self, log_probs: Float32[Tensor, " chunk"], tokens: slice = slice(None)
@@ -68,8 +81,11 @@ class GrpoLoss:
         settings = self.settings
         advantages, weights = self.advantages[tokens], self.token_weights[tokens]
         ratio = self._ratio(log_probs, tokens)
-        clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-        objective = torch.minimum(ratio * advantages, clipped * advantages)
+        if settings.objective == "cispo":
+            objective = ratio.detach().clamp(max=1.0 + settings.clip_high) * advantages * log_probs
+        else:
+            clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+            objective = torch.minimum(ratio * advantages, clipped * advantages)
         if settings.correction and self.engine_log_probs is not None:
             objective = objective * self._correction(torch.exp(self._gap(log_probs, tokens)))
         losses = -weights * objective
@@ -118,8 +134,25 @@ class GrpoLoss:
         return log_probs.detach() if self.old_log_probs is None else self.old_log_probs[tokens]
 
     def _ratio(self, log_probs: Float32[Tensor, " chunk"], tokens: slice) -> Float32[Tensor, " chunk"]:
-        """pi_theta / pi_old."""
-        return torch.exp((log_probs - self._old(log_probs, tokens)).clamp(-LOG_LIMIT, LOG_LIMIT))
+        """pi_theta / pi_old, of each token or of its whole rollout."""
+        gap = log_probs - self._old(log_probs, tokens)
+        if self.settings.importance == "sequence":
+            gap = self._rollout_mean(gap)
+        return torch.exp(gap.clamp(-LOG_LIMIT, LOG_LIMIT))
+
+    def _rollout_mean(self, values: Float32[Tensor, " tokens"]) -> Float32[Tensor, " tokens"]:
+        """The mean over the tokens of its rollout, for each token."""
+        rows = self.rows
+        if rows is None or len(rows) != len(values):
+            raise ValueError(
+                f"importance: sequence needs all {0 if rows is None else len(rows)} tokens, not {len(values)}"
+            )
+        if not len(values):
+            return values
+        count = int(rows.max()) + 1
+        sums = values.new_zeros(count).index_add(0, rows, values)
+        lengths = values.new_zeros(count).index_add(0, rows, torch.ones_like(values))
+        return (sums / lengths.clamp(min=1.0))[rows]
 
     def _gap(self, log_probs: Float32[Tensor, " chunk"], tokens: slice) -> Float32[Tensor, " chunk"]:
         """log(pi_old / mu), 0 where mu is not known."""

@@ -29,6 +29,7 @@ def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
     def load(attention: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             source,
+            revision=config.revision if path is None else None,
             dtype=DTYPES[config.dtype],
             attn_implementation=attention,
             trust_remote_code=config.trust_remote_code,
@@ -63,7 +64,9 @@ def _caps_scores(model: PreTrainedModel) -> bool:
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer; `model.chat_template` (a template or a path to one), if given, replaces its own."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise ModelError(f"model.path: {config.path!r} has no tokenizer that loads: {error}") from error
     if config.chat_template is not None:

@@ -225,8 +225,15 @@ def _build_plan(
     )
 
 
+def _counted_tokens(selection: Selection) -> int:
+    """Completion tokens of the rollouts that count in the loss."""
+    if selection.weights is None:
+        return int(selection.lengths.sum())
+    return int(selection.lengths[selection.weights > 0].sum())
+
+
 def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[PlannedSequence]:
-    all_tokens = sum(int(selection.lengths.sum()) for selection in selections)
+    all_tokens = sum(_counted_tokens(selection) for selection in selections)
     sequences = []
     for selection in selections:
         values = advantages(

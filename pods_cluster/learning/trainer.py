@@ -45,6 +45,8 @@ def loss_settings(config: Config) -> LossSettings:
         correction_cap=learner.correction.cap,
         correction_mask=learner.correction.mask,
         kl_coefficient=learner.kl.coefficient,
+        objective=learner.objective,
+        importance=learner.importance,
     )
 
 
@@ -63,8 +65,11 @@ class Trainer:
         torch.manual_seed(config.run.seed)  # adapters start from random numbers: the same on every rank
         policy = Policy(
             prepare_for_training(load_model(config.model), config.learner),
-            # In float16 the gradients of single tokens are too small before the loss scale is applied.
-            fused_loss=config.learner.kernels != "plain" and config.model.dtype != "float16",
+            # In float16 the gradients of single tokens are too small before the loss scale is applied. The loss of a token
+            # must not hang on those of other chunks.
+            fused_loss=config.learner.kernels != "plain"
+            and config.model.dtype != "float16"
+            and config.learner.importance == "token",
         )
         self.chunked_head = policy.enable_chunked_head()
         self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
@@ -190,6 +195,7 @@ class Trainer:
             inputs.token_weights,
             self.settings,
             self.engine.log_probs(inputs.batch, self.temperature) if self.engine.dropouts else None,
+            inputs.batch.rows,
         )
         log_probs, entropy, loss = self.engine.forward(inputs.batch, self.temperature, objective.token_losses)
         assert loss is not None

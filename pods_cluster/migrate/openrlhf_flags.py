@@ -93,6 +93,13 @@ def translate_openrlhf(given: Mapping[str, Any]) -> Translation:
     clip = take("actor.eps_clip", "eps_clip", default=0.2)
     bounds = take("actor.eps_clip_low_high", "eps_clip_low_high", default=[clip, clip])
     fields["learner.clip_low"], fields["learner.clip_high"] = bounds
+    loss = take("actor.policy_loss_type", "policy_loss_type", default="ppo")
+    if loss == "gspo":
+        fields["learner.importance"] = "sequence"
+    elif loss != "ppo":
+        told.left_out.append(
+            LeftOut("actor.policy_loss_type", loss, "the losses are learner.loss and learner.objective", True)
+        )
     _estimator(told)
     fields["learner.kl.coefficient"] = float(take("algo.kl.init_coef", "init_kl_coef", default=0.01))
     told.drop("algo.kl.estimator", "the KL term is the k3 estimate", unless=(None, "k3"))
@@ -157,12 +164,9 @@ def _steps(told: Translation) -> None:
     fields["selector.no_signal"] = "replace" if filters else "keep"
     rows, episodes = take("data.max_samples", "max_samples"), int(take("train.num_episodes", "num_episodes", default=1))
     told.drop("train.max_epochs", "a batch is trained once here", unless=(None, 1))
-    if rows is None:
-        text = "the dataset's rows could not be counted; set run.steps to rows x episodes / learner.prompts_per_step"
-        told.left_out.append(LeftOut("train.num_episodes", episodes, text, True))
-    else:
+    if rows is not None:
         fields["data.rows"] = int(rows)
-        fields["run.steps"] = max(1, int(rows) * episodes // prompts)
+    fields["run.epochs"] = episodes
 
 
 def _estimator(told: Translation) -> None:

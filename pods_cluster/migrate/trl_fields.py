@@ -27,6 +27,8 @@ DEFAULTS: dict[str, Any] = {
     "beta": 0.0,
     "epsilon": 0.2,
     "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "mask_truncated_completions": False,
     "scale_rewards": "group",
     "use_vllm": False,
     "gradient_checkpointing": True,
@@ -132,6 +134,13 @@ def translate_trl(given: Mapping[str, Any], *, rows: int, conversational: bool, 
         told.drop("scale_rewards", "rewards are scaled in their group here: True, or False for none")
     fields["learner.advantage.normalize"] = scale not in (False, "none", "False")
     _sampling(told, has_gpu)
+    copy("importance_sampling_level", "learner.importance")
+    copy("mask_truncated_completions", "learner.mask_truncated")
+    copy("chat_template_kwargs", "model.chat_template_kwargs")
+    if told.settings["loss_type"] == "cispo":  # its epsilon_high is the bound itself
+        take("loss_type")
+        fields["learner.loss"], fields["learner.objective"] = "token_mean", "cispo"
+        fields["learner.clip_high"] = max(take("epsilon_high", default=5.0) - 1.0, 1e-6)
     copy("gradient_checkpointing", "learner.gradient_checkpointing")
     half = take("fp16")
     wide = take("bf16")
@@ -234,6 +243,7 @@ def _model(told: Translation) -> None:
     if dtype not in (None, "auto"):
         name = str(dtype).removeprefix("torch.")
         fields["model.dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+    inner.copy("revision", "model.revision")
     inner.take("use_cache", "device_map", "low_cpu_mem_usage")
     inner.finish({})
     fields.update(inner.fields)

@@ -125,6 +125,7 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     copy("data.max_prompt_length", "data.max_prompt_tokens")
     copy("data.max_response_length", "generator.max_tokens")
     copy("data.shuffle", "data.shuffle")
+    copy("data.apply_chat_template_kwargs", "model.chat_template_kwargs")
     longest = fields["data.max_prompt_tokens"] + fields["generator.max_tokens"]
     fields["learner.tokens_per_microbatch"] = max(
         16384, longest, int(take("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", default=0))
@@ -239,6 +240,14 @@ def _update(told: Translation) -> None:
     fields["learner.clip_low"] = take("actor_rollout_ref.actor.clip_ratio_low", default=clip)
     fields["learner.clip_high"] = take("actor_rollout_ref.actor.clip_ratio_high", default=clip)
     told.drop("actor_rollout_ref.actor.entropy_coeff", "there is no entropy bonus here", unless=(None, 0, 0.0))
+    mode = take("actor_rollout_ref.actor.policy_loss.loss_mode", default="vanilla")
+    if mode == "gspo":
+        fields["learner.importance"] = "sequence"
+        if "actor_rollout_ref.actor.loss_agg_mode" not in told.settings:
+            fields["learner.loss"] = "sequence_mean"
+    elif mode != "vanilla":
+        text = "the objectives are learner.objective and learner.importance"
+        told.left_out.append(LeftOut("actor_rollout_ref.actor.policy_loss.loss_mode", mode, text, True))
     told.drop("actor_rollout_ref.actor.clip_ratio_c", "there is no dual clip here", matters=False)
 
 
@@ -266,16 +275,15 @@ def _length(told: Translation, rows: int | None) -> None:
     if steps is None and rows is not None:
         steps = max(1, rows // told.fields["learner.prompts_per_step"]) * epochs
     if steps is None:
-        text = "the training file is not here, so its rows could not be counted; set run.steps to rows x epochs / batch"
-        told.left_out.append(LeftOut("trainer.total_epochs", epochs, text, True))
+        told.fields["run.epochs"] = epochs
     else:
         told.fields["run.steps"] = int(steps)
     warmup = told.take("actor_rollout_ref.actor.optim.lr_warmup_steps", default=-1)
     share = told.take("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", default=0.0)
     if warmup > 0:
         told.fields["learner.warmup_steps"] = int(warmup)
-    elif share > 0 and steps is not None:
-        told.fields["learner.warmup_steps"] = math.ceil(share * int(steps))
+    elif share > 0:
+        told.fields["learner.warmup_ratio"] = share
 
 
 def _pools(told: Translation) -> None:

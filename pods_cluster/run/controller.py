@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.config import Config, dump_config
-from pods_cluster.data import load_eval, load_prompts, load_tokenizer, reward_columns
+from pods_cluster.data import load_eval, load_prompts, load_tokenizer, resolved, reward_columns
 from pods_cluster.data.model_files import check_models
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
@@ -57,14 +57,16 @@ class Controller:
         self._opened = False
         self._log_failed = False
 
-    async def open(self) -> None:
+    async def open(self) -> int:
         """Load the data, make the run's folder and its recorder, and refuse what can be refused without a process.
+        Returns the steps of the run.
 
         No part of the constructor: what an actor's constructor raises arrives as the actor's death. It may take long, so
         that it runs on a thread, and the controller answers meanwhile.
         """
         await asyncio.to_thread(self._open, ray.get_runtime_context().gcs_address)
         self._opened = True
+        return self.config.run.steps
 
     def _open(self, gcs_address: str) -> None:
         config, resume = self.config, self._resume
@@ -72,6 +74,7 @@ class Controller:
         check_models(config)
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
+        config = self.config = resolved(config, self.tokenizer, len(self.stream))
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
         printed = Printed()
         if config.scoring.preload:

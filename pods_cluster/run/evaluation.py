@@ -30,7 +30,8 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
     """
     settings, seed = config.run.eval, config.run.seed
     max_tokens = settings.max_tokens or config.generator.max_tokens
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=seed, logprobs=False)
+    stops = config.generator.stop_ids
+    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=seed, stop_token_ids=stops, logprobs=False)
     rows = await pool.evaluate(prompts, greedy, 1)
     values = {"eval/rows": float(len(prompts))}
     correct = [flags for row in rows if (flags := _correct(row, config))]
@@ -40,7 +41,12 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
         values["eval/greedy_accuracy"] = sum(sum(flags) / len(flags) for flags in correct) / len(correct)
     if settings.samples:
         sampled = SamplingParams(
-            temperature=settings.temperature, top_p=settings.top_p, max_tokens=max_tokens, seed=seed, logprobs=False
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop_token_ids=stops,
+            logprobs=False,
         )
         rows = await pool.evaluate(prompts, sampled, settings.samples)
         for row in rows:

@@ -191,7 +191,7 @@ class GroupAssembler:
             return GroupEvaluation(self._fate_of_too_few(policy.min_valid, usable), stats, None)
         if outcome.fate is Fate.NO_SIGNAL and policy.config.no_signal != "keep":
             return GroupEvaluation(Fate.NO_SIGNAL, stats, None)
-        return GroupEvaluation(Fate.TRAINED, stats, self._selection(outcome))
+        return GroupEvaluation(Fate.TRAINED, stats, self._selection(outcome, policy.mask_truncated))
 
     def _masks(self, oldest: int | None) -> tuple[Mask, Mask, Mask]:
         """Return which rollouts are finished, which of these usable, and which of those fresh; None stands for all."""
@@ -217,8 +217,10 @@ class GroupAssembler:
             return Fate.LOST
         return Fate.TOO_FEW_VALID
 
-    def _selection(self, outcome: Outcome) -> Selection:
-        kept = outcome.kept
+    def _selection(self, outcome: Outcome, mask_truncated: bool) -> Selection:
+        kept, weights = outcome.kept, outcome.weights
+        if mask_truncated and (cut := self.truncated[kept]).any():
+            weights = np.where(cut, 0.0, 1.0 if weights is None else weights)
         if len(self.workers) == 1:
             workers: Iterable[str] = repeat(self.workers[0])
         else:
@@ -234,7 +236,7 @@ class GroupAssembler:
             group_std=outcome.group_std,
             group_valid=outcome.n_valid,
             settled=self.settled,
-            weights=outcome.weights,
+            weights=weights,
         )
 
     def stats(self) -> GroupStats:

@@ -17,7 +17,8 @@ class SelectionPolicy:
     """Everything that decides the selections of one run.
 
     `config` is the run's `selector` section and `rule` the function that it names; `seed` is `run.seed`, `scope` is
-    `learner.advantage.scope`; `settling` says how groups are stopped early, None where they are not.
+    `learner.advantage.scope`; `settling` says how groups are stopped early, None where they are not. With
+    `mask_truncated` rollouts that were cut count nothing in the loss.
     """
 
     config: SelectorConfig
@@ -25,6 +26,7 @@ class SelectionPolicy:
     seed: int
     scope: SignalScope = "kept"
     settling: Settling | None = None
+    mask_truncated: bool = False
 
     @property
     def min_valid(self) -> int:
@@ -43,7 +45,8 @@ def selection_policy(config: Config) -> SelectionPolicy:
     if rule.weighted:
         _refuse_unfit_for_weights(config)
     scope = config.learner.advantage.scope
-    return SelectionPolicy(config.selector, rule, config.run.seed, scope, _settling(config, rule))
+    return SelectionPolicy(config.selector, rule, config.run.seed, scope, _settling(config, rule),
+                           config.learner.mask_truncated)  # fmt: skip
 
 
 def _refuse_unfit_for_weights(config: Config) -> None:

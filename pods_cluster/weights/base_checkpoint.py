@@ -16,11 +16,11 @@ _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 class CheckpointFiles:
     """Checkpoint files that are opened once and read on demand, through the operating system's page cache.
 
-    `path` is a folder, or a hub name whose files were downloaded before. Raises OSError for one without weights.
+    `path` is a folder, or a hub name whose files (of `revision`) were downloaded before. Raises OSError for one without weights.
     """
 
-    def __init__(self, path: str) -> None:
-        self.folder = _folder(path)
+    def __init__(self, path: str, revision: str | None = None) -> None:
+        self.folder = _folder(path, revision)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         for single in (_SAFE, _PICKLED):
@@ -54,9 +54,9 @@ class CheckpointFiles:
         return self._files[file]
 
 
-def _folder(path: str) -> Path:
+def _folder(path: str, revision: str | None) -> Path:
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(path, local_files_only=True))
+    return Path(snapshot_download(path, revision=revision, local_files_only=True))

@@ -70,7 +70,7 @@ def _said(override: str) -> list[str]:
         ("learner.micro_rollout_batch_size=8", "here it is learner.tokens_per_microbatch"),
         ("rollout_batch_size=128", "here it is learner.prompts_per_step"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "here it is learner.updates_per_batch"),
-        ("num_train_epochs=3", "here it is run.steps: optimiser steps, not epochs"),
+        ("num_train_epochs=3", "set run.epochs: 3"),
         ("reward_funcs=[a]", "here it is reward: a list"),
         ("trainer.save_freq=20", "set run.checkpoint.every: 20"),
         ("model.torch_dtype=bf16", "set model.dtype: bfloat16"),

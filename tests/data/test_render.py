@@ -40,6 +40,22 @@ def test_a_chat_has_the_ids_of_the_tokenizers_own_rendering(
     assert list(got.messages) == ([] if isinstance(prompt, str) else prompt)
 
 
+THINKING = (
+    "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}!{% endif %}"
+)
+
+
+def test_variables_reach_the_chat_template(tokenizers: dict[str, Any], make_config: Callable[..., Config]) -> None:
+    for kwargs, text in (({}, "How many clips?"), ({"enable_thinking": False}, "How many clips?!")):
+        config = make_config()
+        model = config.model.model_copy(update={"chat_template": THINKING, "chat_template_kwargs": kwargs})
+        config = config.model_copy(update={"model": model})
+        assert render(config, tokenizers["chatml"], "How many clips?").text == text
+        light = LightTokenizer.from_folder(Path(tokenizers["chatml"].name_or_path))
+        assert render(config, light, "How many clips?").text == text
+
+
 def test_exactly_one_start_token(tokenizers: dict[str, Any], make_config: Callable[..., Config]) -> None:
     tokenizer = tokenizers["header"]
     for config in (make_config(), make_config(chat=False)):

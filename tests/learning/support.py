@@ -157,10 +157,14 @@ class OneBigBatch:
                     rollout = rollouts[locator]
                     now = true_log_probs(self.model, rollout, temperature)
                     ratio = torch.exp(now - old[locator])
+                    if learner.importance == "sequence":
+                        ratio = torch.exp((now - old[locator]).mean()).expand(len(now))
                     terms = torch.minimum(
                         ratio * advantage,
                         ratio.clamp(1 - learner.clip_low, 1 + learner.clip_high) * advantage,
                     )
+                    if learner.objective == "cispo":
+                        terms = ratio.detach().clamp(max=1 + learner.clip_high) * advantage * now
                     if correct:
                         factor = torch.exp(old[locator] - torch.tensor(rollout.logprobs))
                         terms = terms * factor.clamp(max=learner.correction.cap)

@@ -65,6 +65,58 @@ def test_equals_the_formula(rows, config):
     assert sums["tokens"].item() == len(rows)
 
 
+@law(50)
+@given(st.lists(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=5), min_size=1, max_size=4), st.data())
+def test_a_ratio_of_the_whole_rollout_is_that_of_gspo(rollouts, data):
+    """Rollout by rollout, in plain Python: eqs. 5 and 7 of arXiv 2507.18071, tokens weighted 1 / |o|."""
+    advantages = [data.draw(st.sampled_from([-1.0, 0.5, 2.0])) for _ in rollouts]
+    expected = 0.0
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        ratio = math.exp(sum(now - old for now, old in rollout) / len(rollout))
+        expected -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+    rows = torch.tensor([row for row, rollout in enumerate(rollouts) for _ in rollout])
+    now, old = columns([token for rollout in rollouts for token in rollout])
+    weight = torch.tensor([1 / len(rollouts[row]) for row in rows])
+    loss = GrpoLoss(
+        old, None, None, torch.tensor(advantages)[rows], weight, LossSettings(importance="sequence"), rows=rows
+    )
+    assert loss.token_losses(now).sum().item() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert loss.statistics(now)[0]["loss"].item() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_the_gradient_of_a_rollouts_ratio_is_shared_by_its_tokens():
+    now = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    rows, advantage = torch.tensor([0, 0, 1]), torch.tensor([1.0, 1.0, -2.0])
+    weight = torch.tensor([0.5, 0.5, 1.0])
+    settings = LossSettings(importance="sequence", clip_low=0.9, clip_high=9.0)
+    old = torch.tensor([-1.2, -1.8, -0.5])
+    GrpoLoss(old, None, None, advantage, weight, settings, rows=rows).token_losses(now).sum().backward()
+    torch.testing.assert_close(now.grad, torch.tensor([-0.5, -0.5, 2.0]))
+    with pytest.raises(ValueError, match="needs all 3 tokens, not 2"):
+        GrpoLoss(old, None, None, advantage, weight, settings, rows=rows).token_losses(now[:2], slice(0, 2))
+
+
+@law(50)
+@given(tokens, st.sampled_from([0.2, 4.0]))
+def test_cispo_bounds_the_weight_and_keeps_every_gradient(rows, clip_high):
+    """Eq. 4 of arXiv 2506.13585: the gradient of a token is its bounded ratio times its advantage, never 0 by a clip."""
+    now, old, _, _, advantage, weight = columns(rows)
+    now.requires_grad_()
+    loss = GrpoLoss(old, None, None, advantage, weight, LossSettings(objective="cispo", clip_high=clip_high))
+    loss.token_losses(now).sum().backward()
+    bounded = torch.exp(now.detach() - old).clamp(max=1 + clip_high)
+    torch.testing.assert_close(now.grad, -weight * bounded * advantage, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [LossSettings(objective="cispo"), LossSettings(importance="sequence")])
+def test_with_one_update_a_batch_all_objectives_have_one_gradient(settings):
+    rows, weight = torch.tensor([0, 0, 1]), torch.tensor([0.25, 0.25, 0.5])
+    advantage = torch.tensor([1.0, 1.0, -2.0])
+    now = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    GrpoLoss(None, None, None, advantage, weight, settings, rows=rows).token_losses(now).sum().backward()
+    torch.testing.assert_close(now.grad, -advantage * weight)
+
+
 def test_the_first_update_has_ratio_one_and_the_policy_gradient():
     now = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
     advantage, weight = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.2, 0.3, 0.5])

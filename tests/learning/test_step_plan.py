@@ -193,3 +193,16 @@ def test_weights_of_a_rule_multiply_what_a_rollout_counts(loss):
     rest = plan.without([weighted.locators[1]])
     for sequence in rest.sequences:
         assert sequence.weight == pytest.approx(own[sequence.locator.index] / 3)
+
+
+@pytest.mark.parametrize("loss", ["sequence_mean", "token_mean", "dr_grpo"])
+def test_rollouts_that_count_nothing_change_no_weight_but_their_own(loss):
+    """As with `learner.mask_truncated`: the tokens of others count as if these had none."""
+    settings = PlanSettings(ranks=1, tokens_per_microbatch=500, loss=loss, max_tokens=60)
+    masked = replace(selection(0, [10, 60, 20]), weights=np.array([1.0, 0.0, 1.0]))
+    found = {s.locator.index: s for s in plan_step([masked], settings).sequences}
+    assert found[1].token_weight == 0.0
+    expected = {"sequence_mean": (1 / 30, 1 / 60), "token_mean": (1 / 30, 1 / 30), "dr_grpo": (1 / 180, 1 / 180)}[loss]
+    assert (found[0].token_weight, found[2].token_weight) == pytest.approx(expected)
+    whole = plan_step([selection(0, [10, 60, 20])], settings).sequences
+    assert [s.advantage for s in whole] == [found[s.locator.index].advantage for s in whole], "rewards still count"

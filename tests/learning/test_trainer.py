@@ -63,6 +63,8 @@ def assert_same_parameters(found, expected, atol=5e-6):
         {"zero_stage": 2, "tokens_per_microbatch": 64, "correction": {"mode": "on"}, "kernels": "plain"},
         {"zero_stage": 3, "tokens_per_microbatch": 64, **REFERENCE},
         {"zero_stage": 2, "updates_per_batch": 2, "kl": {"coefficient": 0.1}, **REFERENCE},
+        {"zero_stage": 1, "updates_per_batch": 2, "importance": "sequence", "clip_low": 0.005, "clip_high": 0.005},
+        {"zero_stage": 1, "updates_per_batch": 2, "objective": "cispo", "clip_high": 0.01},
     ],
     ids=[
         "zero1",
@@ -74,6 +76,8 @@ def assert_same_parameters(found, expected, atol=5e-6):
         "loss-apart",
         "reference-zero3",
         "reference-two-updates-kl",
+        "gspo",
+        "cispo",
     ],
 )
 def test_update_equals_one_big_batch(one_rank, model_folder, learner):
@@ -82,7 +86,8 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
     truth = big_batch(config, model_folder, correct=correction_is_on(config))
     assert trainer.chunked_head
     assert trainer.packed == (config.learner.packing != "off")
-    assert trainer.engine.policy.fused_loss == (config.learner.kernels != "plain")
+    apart = config.learner.kernels == "plain" or config.learner.importance == "sequence"
+    assert trainer.engine.policy.fused_loss == (not apart)
     assert_same_parameters(weights_of(trainer), truth.parameters())
     norms = [norm for result in results for norm in result.grad_norms]
     assert norms == pytest.approx(truth.norms, rel=1e-3)

@@ -213,7 +213,7 @@ def test_openrlhfs_quick_start() -> None:
         "OpenRLHF/prompt-collection-v0.1",
     )
     assert (config.data.prompt, config.data.answer, config.data.rows) == ("context_messages", None, 100_000)
-    assert (config.learner.prompts_per_step, config.learner.updates_per_batch, config.run.steps) == (1024, 8, 97)
+    assert (config.learner.prompts_per_step, config.learner.updates_per_batch, config.run.epochs) == (1024, 8, 1)
     assert (config.learner.workers, config.generator.workers, config.generator.tensor_parallel) == (8, 4, 2)
     assert (config.learner.zero_stage, config.learner.learning_rate, config.learner.kl.coefficient) == (3, 5e-7, 0.01)
     assert config.learner.gradient_checkpointing

@@ -76,6 +76,9 @@ def test_every_setting_that_is_read_becomes_its_field() -> None:
         epsilon=0.1,
         epsilon_high=0.3,
         loss_type="dr_grpo",
+        importance_sampling_level="sequence",
+        mask_truncated_completions=True,
+        chat_template_kwargs={"enable_thinking": False},
         scale_rewards=False,
         bf16=False,
         lr_scheduler_type="cosine",
@@ -105,6 +108,8 @@ def test_every_setting_that_is_read_becomes_its_field() -> None:
     )
     assert (learner.max_grad_norm, learner.optimizer, learner.gradient_checkpointing) == (0.5, "adamw_fused", False)
     assert not learner.advantage.normalize
+    assert (learner.importance, learner.mask_truncated) == ("sequence", True)
+    assert config.model.chat_template_kwargs == {"enable_thinking": False}
     assert (config.model.dtype, config.model.attention) == ("float16", "eager")
     assert (config.run.steps, config.run.seed, config.run.wandb, config.data.shuffle) == (50, 7, True, False)
     assert (config.run.checkpoint.every, config.run.checkpoint.keep) == (10, 2)
@@ -116,6 +121,11 @@ def test_a_batch_that_is_generated_at_once_and_trained_in_parts() -> None:
     assert (config.learner.prompts_per_step, config.learner.updates_per_batch) == (8, 4)
     with pytest.raises(ConfigError, match="num_generations: 8 does not divide the 12 completions"):
         config_of(num_generations=8, per_device_train_batch_size=12)
+
+
+def test_cispo_bounds_the_ratio_itself() -> None:
+    learner = config_of(loss_type="cispo", epsilon_high=5.0).learner
+    assert (learner.objective, learner.loss, learner.clip_high) == ("cispo", "token_mean", 4.0)
 
 
 def test_pods_is_one_setting_more() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,17 @@ def only_fate(selector: SelectorCore, version: int = 0, staleness: int = 0) -> F
     assert decision.selections == []
     assert len(decision.fates) == 1
     return decision.fates[0].fate
+
+
+def test_cut_rollouts_count_nothing_in_the_loss_where_they_are_masked() -> None:
+    for masked, expected in ((True, [1.0, 0.0]), (False, None)):
+        selector = SelectorCore(replace(policy(2), mask_truncated=masked))
+        selector.expect(A, 4)
+        selector.add(shard(A, MIXED, truncated=[False, False, True, False]))
+        (selection,) = selector.collect(1, 0, 0).selections
+        assert [locator.index for locator in selection.locators] == [1, 2], "they are selected as before"
+        assert (None if selection.weights is None else selection.weights.tolist()) == expected
+        assert selection.rewards.tolist() == [0.0, 1.0]
 
 
 def test_a_group_is_selected_once_its_shards_account_for_all_of_it() -> None:

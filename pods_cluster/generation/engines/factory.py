@@ -43,6 +43,7 @@ def _transformers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
         dtype=config.model.dtype,
         device=str(options.get("device", "cpu")),
         trust_remote_code=config.model.trust_remote_code,
+        revision=config.model.revision,
     )
     return TransformersEngine(
         model,

@@ -21,11 +21,13 @@ Mask = Float[Tensor, "rows 1 queries columns"] | dict[str, Float[Tensor, "rows 1
 """Added to attention scores: 0 where a query sees a column, else the lowest number. By type of layer where there are two."""
 
 
-def load_model(path: str, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False) -> PreTrainedModel:
+def load_model(
+    path: str, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedModel:
     """The model in `path` in eval mode. Raises EngineError naming the path and the cause."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            path, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
     except Exception as error:
         raise EngineError(

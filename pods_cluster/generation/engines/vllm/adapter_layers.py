@@ -30,14 +30,14 @@ class _Layer:
 
 
 class VllmAdapter:
-    """Merges adapters into one worker's model, which was loaded from `path` in `dtype`."""
+    """Merges adapters into one worker's model, which was loaded from `path` (at `revision`) in `dtype`."""
 
-    def __init__(self, model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: torch.nn.Module, path: str, dtype: torch.dtype, revision: str | None = None) -> None:
         """Raises WeightLoadError where the files cannot be read."""
         self._model: Any = model
         self._dtype = dtype
         try:
-            self._files = CheckpointFiles(path)
+            self._files = CheckpointFiles(path, revision)
         except Exception as error:
             raise WeightLoadError(
                 f"an adapter needs the weights of model.path, and {path!r} cannot be read ({error}); {_REMEDY}"

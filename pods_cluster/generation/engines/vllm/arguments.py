@@ -44,6 +44,8 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
         "skip_tokenizer_init": True,
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
+        "revision": config.model.revision,
+        "tokenizer_revision": config.model.revision,
         "tensor_parallel_size": generator.tensor_parallel,
         # Left to itself vLLM takes the placement group of the actor that it runs in for its own.
         "distributed_executor_backend": "mp" if generator.tensor_parallel > 1 else "uni",
@@ -89,7 +91,7 @@ def admission_portion(options: VllmOptions, max_sequences: int, gpu: bool) -> in
 def end_token_ids(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """Every token that ends a completion: those of the generation config (or the model's), and the tokenizer's."""
     try:
-        found = [GenerationConfig.from_pretrained(config.model.path).eos_token_id]
+        found = [GenerationConfig.from_pretrained(config.model.path, revision=config.model.revision).eos_token_id]
     except (OSError, ValueError):
         found = [None]
     if found[0] is None:
@@ -103,7 +105,9 @@ def end_token_ids(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> 
 
 def _model_config(config: Config) -> Any:
     try:
-        whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+        whole = AutoConfig.from_pretrained(
+            config.model.path, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
+        )
     except Exception as error:
         raise EngineError(
             f"model.path: {config.model.path!r} holds no model configuration that can be read: "

@@ -189,7 +189,7 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         self._receive(update, collector.add)
         config = self.vllm_config.model_config
         if self._adapter is None:
-            self._adapter = VllmAdapter(self.model, config.model, config.dtype)
+            self._adapter = VllmAdapter(self.model, config.model, config.dtype, config.revision)
         self._adapter.load(list(collector), self._target, config)
 
     def _receive(self, update: WeightUpdate, sink: Sink) -> None:
