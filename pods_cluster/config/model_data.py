@@ -16,7 +16,7 @@ class ModelConfig(Section):
 
     path: str = Field(min_length=1)
     """Folder or Hugging Face hub name of a causal language model with its tokenizer."""
-    revision: str | None = None
+    revision: str | None = Field(default=None, min_length=1)
     """Branch, tag or commit of a model on the hub; left out: its main branch."""
     dtype: Dtype = "bfloat16"
     """Number format of the weights in computation; master weights and gradient sums are always float32. On a CPU

@@ -28,6 +28,10 @@ FREE_TEXTS = {"data.system"}
 """Texts that may be empty."""
 
 
+LISTS: dict[str, tuple[Any, ...]] = {"generator.stop_tokens": ([], ["a"], [5])}
+"""What a list may hold, of what other lists refuse."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A field of the configuration by its path; those of a list's items under index 0."""
@@ -66,7 +70,7 @@ class Leaf:
         elif typing.get_origin(kinds[0]) is dict:
             yield from NOT_MAPPINGS
         elif typing.get_origin(kinds[0]) is list:
-            yield from NOT_LISTS
+            yield from (value for value in NOT_LISTS if value not in LISTS.get(self.path, ()))
         else:
             raise NotImplementedError(f"{self.path}: no wrong values are known for {kinds}")
         if not self.nullable:
