@@ -20,6 +20,7 @@ from pods_cluster.client.compare_command import compare_runs
 from pods_cluster.client.completion import override_names
 from pods_cluster.client.figure_command import figure
 from pods_cluster.client.import_command import import_settings
+from pods_cluster.client.init_command import init
 from pods_cluster.client.run_commands import add_to
 from pods_cluster.client.sweep_command import sweep
 from pods_cluster.config import Config, ConfigError, load_config
@@ -190,6 +191,7 @@ plan_command.add_to(app)
 app.command()(figure)
 app.command()(sweep)
 app.command("compare")(compare_runs)
+app.command()(init)
 app.command("import", context_settings={"ignore_unknown_options": True})(import_settings)
 
 

@@ -39,7 +39,7 @@ def test_runs_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 COMMANDS = ["train", "check", "eval", "dashboard", "rewards", "quickstart", "submit", "runs", "status", "scale", "stop",
-            "plan", "figure", "sweep", "compare", "import"]  # fmt: skip
+            "plan", "figure", "sweep", "compare", "import", "init"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
