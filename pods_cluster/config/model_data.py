@@ -71,6 +71,9 @@ class DataConfig(Section):
     """A new seeded order each epoch; false: the file's order."""
     rows: int | None = Field(default=None, ge=1)
     """Number of rows to train on, from the first; left out: all."""
+    revisit: float | None = Field(default=None, gt=0, le=1)
+    """Skip prompts, before any rollout is made, whose last groups had no signal (GRESO): after z such groups in a row one is
+    tried with the chance revisit^z in each epoch, and at the latest in the fifth. null, or 1: none is skipped."""
     changed: Literal["refuse", "new_epoch"] = "refuse"
     """What `--resume` does when the rows are not those that the run was started with: `refuse`, or begin a new epoch with
     them."""

@@ -163,7 +163,9 @@ class Run:
         await self.learners.load(path / "learner")
         self.stream.restore(state.stream)
         self.ledger.restore(state.ledger)
-        self.assembler.restore_attempts(state.attempts, state.given_up)
+        # of another dataset the rows have other numbers
+        silent = state.silent if self.stream.note is None else []
+        self.assembler.restore_attempts(state.attempts, state.given_up, silent)
         if state.rollouts_per_prompt is not None:
             self.balancer.restore(state.rollouts_per_prompt)
         self.assembler.set_group_size(self.balancer.rollouts)
@@ -292,6 +294,7 @@ class Run:
             ledger=self.ledger.state(),
             attempts=self.assembler.attempts_to_save(),
             given_up=self.assembler.rows_given_up,
+            silent=self.assembler.silent_rows,
             rollouts_per_prompt=self.balancer.rollouts,
         )
 

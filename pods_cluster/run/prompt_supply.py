@@ -1,4 +1,5 @@
-"""The supply of prompts to a run: from the stream, less those that end every engine; what was left out is told (pure)."""
+"""The supply of prompts to a run: from the stream, less those that end every engine and those that have taught nothing of
+late; what was left out is told (pure)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pods_cluster.data.errors import DataError
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.messages import Failure
+from pods_cluster.run.prompt_history import PromptHistory
 from pods_cluster.types import GroupId, Prompt
 
 SUSPECT = 2
@@ -34,10 +36,11 @@ class PromptSupply:
     cannot work from a prompt that ends it (`hopeless`).
     """
 
-    def __init__(self, stream: PromptStream, notice: Callable[..., None]) -> None:
+    def __init__(self, stream: PromptStream, notice: Callable[..., None], history: PromptHistory) -> None:
         self.stream = stream
+        self.history = history
         self._notice = notice
-        self._given_up = self._told = 0
+        self._given_up = self._told = self._skipped = 0
         self._rows_given_up: set[int] = set()
         self._deferred = 0
         self._before = self._counts()
@@ -123,17 +126,23 @@ class PromptSupply:
         return prompts + self._fresh(count - len(prompts))
 
     def _fresh(self, count: int) -> list[Prompt]:
-        """Prompts of the stream, less the rows that were given up. Raises DataError."""
+        """Prompts of the stream, less the rows that were given up or are skipped. Raises DataError."""
         prompts: list[Prompt] = []
-        skipped = 0
+        left_out = silent = 0
         while len(prompts) < count:
             for prompt in self.stream.next(count - len(prompts)):
                 if prompt.row not in self._rows_given_up:
+                    # where a whole epoch would be skipped, its last prompt is not
+                    if self.history.skips(prompt.epoch, prompt.row) and silent < len(self.stream):
+                        silent += 1
+                        self._skipped += 1
+                        continue
+                    silent = 0
                     prompts.append(prompt)
                     continue
                 self._given_up += 1
-                skipped += 1
-                if skipped > 2 * len(self._rows_given_up):
+                left_out += 1
+                if left_out > 2 * len(self._rows_given_up):
                     raise DataError("data.path: every row ended the engines that made its rollouts; see events.jsonl")
         if self.stream.failed > self._told and self.stream.failed >= 10 * self._told:
             self._told = self.stream.failed
@@ -238,6 +247,7 @@ class PromptSupply:
             "data/prompts_dropped_overlong": self.stream.dropped,
             "data/prompts_dropped_unrenderable": self.stream.failed,
             "data/prompts_given_up": self._given_up,
+            "data/prompts_skipped": self._skipped,
         }
 
 

@@ -14,11 +14,13 @@ from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.continuous_issue import ContinuousIssue
 from pods_cluster.run.errors import RunError
+from pods_cluster.run.prompt_history import PromptHistory
 from pods_cluster.run.prompt_supply import PromptSupply
 from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_numbers import Tally
+from pods_cluster.selection.select import NO_SIGNAL_SPREAD
 from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
 
@@ -54,7 +56,7 @@ class Assembler:
     ) -> None:
         self.config = config
         self.pool, self.selector, self.ledger = pool, selector, ledger
-        self._supply = PromptSupply(stream, notice)
+        self._supply = PromptSupply(stream, notice, PromptHistory(config.data.revisit, config.run.seed))
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected, self._on_dropped = on_failure, on_selected, on_dropped
         self._group_size = config.generator.rollouts_per_prompt
@@ -121,6 +123,9 @@ class Assembler:
             tally.answered(decision)
             for selection, stats in zip(decision.selections, decision.stats, strict=True):
                 self._lengths.seen(selection.group.row, stats.length_mean)
+                # with `no_signal: keep` groups without one are selected too
+                spread = float(selection.rewards.max() - selection.rewards.min())
+                self._remember(selection.group, signal=spread > NO_SIGNAL_SPREAD)
             self._supply.finished([item.group for item in (*decision.selections, *decision.fates)])
             if decision.selections:
                 selections.extend(decision.selections)
@@ -135,6 +140,8 @@ class Assembler:
                 self._end(ended.group, ended.fate)
                 tally.ended(ended.fate, ended.stats)
                 self._lengths.seen(ended.group.row, ended.stats.length_mean)
+                if ended.fate is Fate.NO_SIGNAL:
+                    self._remember(ended.group, signal=False)
                 replace = ended.fate is not Fate.NO_SIGNAL or self.config.selector.no_signal == "replace"
                 if replace and tally.replaced < replacements:
                     tally.replaced += 1
@@ -235,9 +242,18 @@ class Assembler:
         """Rows that are left out because they ended every engine, for a checkpoint."""
         return self._supply.rows_given_up
 
-    def restore_attempts(self, attempts: Iterable[Sequence[int]], given_up: Iterable[int] = ()) -> None:
-        """Go on with the attempts and the rows given up of a checkpoint, whose stream has been restored."""
+    @property
+    def silent_rows(self) -> list[list[int]]:
+        """Rows whose last groups had no signal, for a checkpoint (`PromptHistory.state`)."""
+        return self._supply.history.state()
+
+    def restore_attempts(
+        self, attempts: Iterable[Sequence[int]], given_up: Iterable[int] = (), silent: Iterable[Sequence[int]] = ()
+    ) -> None:
+        """Go on with the attempts, the rows given up and those without signal of a checkpoint, whose stream has been
+        restored."""
         self._supply.count_from_here()
+        self._supply.history.restore(silent)
         self._supply.restore_given_up(given_up)
         for epoch, row, count in attempts:
             self._attempts[epoch, row] = count
@@ -282,6 +298,9 @@ class Assembler:
             ]
         )
         return len(groups)
+
+    def _remember(self, group: GroupId, *, signal: bool) -> None:
+        self._supply.history.saw(group.epoch, group.row, signal)
 
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.ledger.end(group, fate)

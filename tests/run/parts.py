@@ -61,6 +61,7 @@ class Stream:
         self.dropped = 0
         self.failed = 0
         self.failures: Sequence[Exception] = ()
+        self.note: str | None = None
         self._next = 0
 
     @property
