@@ -19,19 +19,24 @@ from pods_cluster.actor_names import actor_name
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.run.cluster import ClusterError, connect
-from pods_cluster.run.controller import start_controller
+from pods_cluster.run.controller import end_actors, start_controller
 from pods_cluster.run.errors import RunError
+from pods_cluster.run.restarts import Restarts
+from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.progress import Progress
 from pods_cluster.telemetry.recorder import Feed
+from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.summary import Summary
 
 POLL_SECONDS = 0.25
 OPEN_SECONDS = 3600.0
 """Deadline of opening a run: its process starts, the datasets are downloaded where they are not here, and rendered."""
-SILENCE_SECONDS = 60.0
+SILENCE_SECONDS = 45.0
 """How long a controller that has answered before may leave a question unanswered before it counts as hung."""
 LAST_SECONDS = 30.0
 """Deadline of the last questions to a run that is over."""
+END_SECONDS = 60.0
+"""Time in which the processes of a lost controller have to be gone."""
 STOP_SECONDS = 900.0
 """How long a stopping run may take to save its state before it is killed."""
 
@@ -68,11 +73,26 @@ def train(
             f"{Path(config.model.path).name} · {config.generator.workers} generator(s) → "
             f"{config.learner.workers} learner(s) · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"
         )
-        with Progress(config.run.name, steps, subtitle=subtitle, console=console, live=live) as progress:
-            return _follow(watch, progress, on_step)
+        restarts = Restarts(config.run.restarts)
+        taken = _Steps(on_step)
+        with (
+            Progress(config.run.name, steps, subtitle=subtitle, console=console, live=live) as progress,
+            Interrupts() as interrupts,
+        ):
+            while True:
+                try:
+                    return _follow(watch, progress, interrupts, taken)
+                except ControllerLost as error:
+                    if interrupts.reason is not None:
+                        raise
+                    watch = _start_again(config, error, watch.step, restarts, progress)
     finally:
         if owned:
             ray.shutdown()
+
+
+class ControllerLost(RunError):
+    """The run's controller died, or does not answer and was killed; another one can go on from the newest saved state."""
 
 
 class Interrupts:
@@ -124,6 +144,8 @@ class _Watch:
         self._cursor = 0
         self._poll: Any = None
         self._answered_at: float | None = None
+        self.step = 0
+        """The newest step that was shown."""
 
     def feed(self) -> list[Any]:
         """Steps and events since the last call, not waiting for any. Raises RunError, the controller killed, when there
@@ -136,7 +158,7 @@ class _Watch:
             return self._take(answer, now)
         if self._answered_at is not None and now - self._answered_at > SILENCE_SECONDS:
             ray.kill(self.controller)
-            raise RunError(
+            raise ControllerLost(
                 f"{self.name}: the run's controller has not answered for {SILENCE_SECONDS:g} s, so it was killed; its "
                 f"process hangs or is stopped (see its log in Ray's session folder). The last checkpoint is what is "
                 f"left: continue with --resume"
@@ -156,6 +178,7 @@ class _Watch:
             log.debug("no answer from %s: %s", self.name, error)
             return []
         self._answered_at, self._cursor = now, feed.cursor
+        self.step = max((item["step"] for what, item in feed.items if what == "step"), default=self.step)
         return feed.items
 
 
@@ -194,34 +217,66 @@ class _Steps:
                 self.stopped, self.error = True, error
 
 
-def _follow(watch: _Watch, progress: Progress, on_step: OnStep | None = None) -> Summary:
+def _follow(watch: _Watch, progress: Progress, interrupts: Interrupts, steps: _Steps) -> Summary:
     done = watch.controller.run.remote()
     stopped_at = None
-    steps = _Steps(on_step)
-    with Interrupts() as interrupts:
-        while not ray.wait([done], timeout=POLL_SECONDS)[0]:
-            progress.feed(items := watch.feed())
-            steps.take(items)
-            if steps.stopped and interrupts.reason is None:
-                interrupts.reason = "a callback" if steps.error is None else f"a callback failed ({steps.error!r})"
-            if interrupts.reason is not None and stopped_at is None:
-                stopped_at = time.monotonic()
-                progress.event(
-                    "stopping", f"{interrupts.reason}: ending after this step, saving the state (Ctrl-C again: kill)"
-                )
-                watch.controller.stop.remote(interrupts.reason)
-            if interrupts.ctrl_c > (interrupts.reason == "Ctrl-C"):
-                ray.kill(watch.controller)
-                raise RunError("killed by Ctrl-C; the last checkpoint is what is left")
-            if stopped_at is not None and time.monotonic() - stopped_at > STOP_SECONDS:
-                ray.kill(watch.controller)
-                raise RunError(f"the run did not end within {STOP_SECONDS:g} s of being told to; it was killed")
+    while not ray.wait([done], timeout=POLL_SECONDS)[0]:
+        progress.feed(items := watch.feed())
+        steps.take(items)
+        if steps.stopped and interrupts.reason is None:
+            interrupts.reason = "a callback" if steps.error is None else f"a callback failed ({steps.error!r})"
+        if interrupts.reason is not None and stopped_at is None:
+            stopped_at = time.monotonic()
+            progress.event(
+                "stopping", f"{interrupts.reason}: ending after this step, saving the state (Ctrl-C again: kill)"
+            )
+            watch.controller.stop.remote(interrupts.reason)
+        if interrupts.ctrl_c > (interrupts.reason == "Ctrl-C"):
+            ray.kill(watch.controller)
+            raise RunError("killed by Ctrl-C; the last checkpoint is what is left")
+        if stopped_at is not None and time.monotonic() - stopped_at > STOP_SECONDS:
+            ray.kill(watch.controller)
+            raise RunError(f"the run did not end within {STOP_SECONDS:g} s of being told to; it was killed")
     progress.feed(items := watch.last_feed())
     steps.take(items)
     summary = _result(done)
     if steps.error is not None:
         raise steps.error
     return summary
+
+
+def _start_again(config: Config, error: ControllerLost, step: int, restarts: Restarts, progress: Progress) -> _Watch:
+    """A new controller in place of one that is lost, which goes on from the newest saved state. Raises RunError."""
+    began = time.monotonic()
+    if not config.run.restarts:
+        raise error
+    try:
+        wait = restarts.failed(first_line(error), step)
+    except RunError as end:
+        raise end from error
+    text = f"{first_line(error)}; restart {restarts.in_a_row} of {restarts.limit} (run.restarts) by another controller"
+    progress.event("restarting", text, level="warning")
+    end_actors(config.run.name, END_SECONDS)
+    _wait_for_folder(RunFolder(Path(config.run.dir) / config.run.name))
+    time.sleep(wait)
+    watch = _Watch(start_controller(config, resume=True, after=text), actor_name(config.run.name, "controller"))
+    _open(watch)
+    restarts.going_on(step)
+    progress.event("restarted", f"another controller is there after {time.monotonic() - began:.1f} s")
+    return watch
+
+
+def _wait_for_folder(folder: RunFolder) -> None:
+    """Wait until what the lost controller had started holds the run's folder no more. Raises RunFolderError."""
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        try:
+            with folder.lock():
+                return
+        except RunFolderError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_SECONDS)
 
 
 def _result(answer: Any) -> Any:
@@ -232,7 +287,7 @@ def _result(answer: Any) -> Any:
         raise _for_people(error.cause if isinstance(error.cause, Exception) else error) from error
     except ActorDiedError as error:
         cause = getattr(error, "cause", None)
-        raise RunError(f"the controller died: {cause or error}") from error
+        raise ControllerLost(f"the controller died: {cause or first_line(error)}") from error
     except RayError as error:  # its node is gone, or the whole cluster
         raise RunError(f"the run's controller cannot be reached: {str(error).splitlines()[0]}") from error
 

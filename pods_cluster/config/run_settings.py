@@ -31,6 +31,10 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; another one is saved at the end. 0: none by steps."""
     minutes: float = Field(default=10.0, ge=0)
     """A checkpoint is also due once so many minutes have passed since the last one, or since the start. 0: none by time."""
+    copy_every: int = Field(default=5, ge=0)
+    """Steps between light copies of the learner's state in the run's folder, which the ranks write while they train; what
+    fails is started again from the newest of copy and checkpoint. A copy waits while the one before it is written, or where
+    copies would take more than 2 % of the ranks' time. 0: none."""
     keep: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
 
@@ -58,6 +62,9 @@ class RunConfig(Section):
     """Steps between samples of whole groups of rollouts, saved for people to read; 0: none."""
     samples_groups: int = Field(default=2, ge=1)
     """Groups saved each time, and as many of those that were dropped (no signal, too few valid rewards, too old)."""
+    restarts: int = Field(default=3, ge=0)
+    """How often in a row what failed of a run (learner ranks, selector, controller) is started again from the newest
+    saved state. Ten steps without a failure begin the count anew; then the run ends with the first cause. 0: never."""
     step_timeout: float = Field(default=3600.0, gt=0)
     """Seconds that the rollouts of one step may take; after that the run stops and says what it was waiting for."""
     export: bool = True

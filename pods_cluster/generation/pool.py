@@ -20,10 +20,13 @@ from pods_cluster.generation.messages import (
     WorkerStats,
 )
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none
-from pods_cluster.generation.pool_calls import PoolCalls
+from pods_cluster.generation.pool_calls import PoolCalls, error_of
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.generation.room_watch import RoomWatch
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
+
+BEGIN_AGAIN_SECONDS = 20.0
+"""Time in which engines and scorers end rollouts that were given up, when a run goes on from another state."""
 
 
 class GeneratorPool(PoolCalls):
@@ -104,6 +107,28 @@ class GeneratorPool(PoolCalls):
         await self.ask_all(
             {name: sound[name].handle.submit.remote(part) for name, part in parts.items() if name in sound}
         )
+
+    async def begin_again(self, selector: Any) -> list[Failure]:
+        """All workers forget every group and report to `selector` from now on: the run goes on from another state.
+
+        Those that are gone, or have not ended what they were making within `BEGIN_AGAIN_SECONDS`, are ended and returned.
+        """
+        self._selector = selector
+        calls = {
+            name: member.handle.begin_again.remote(selector, BEGIN_AGAIN_SECONDS)
+            for name, member in self.sound().items()
+        }
+        answers = await asyncio.gather(
+            *(error_of(call, BEGIN_AGAIN_SECONDS + ANSWER_SECONDS) for call in calls.values())
+        )
+        for name, error in zip(calls, answers, strict=True):
+            if error is not None and name in self._members:
+                self._members[name].failure = error
+        for member in self._members.values():
+            member.groups.clear()
+            member.load.clear()
+            member.sampling = 0
+        return [self._discard(name, member.failure) for name, member in list(self._members.items()) if member.failure]
 
     async def wait_for_room(self, places: int, timeout: float) -> int:
         """Wait until engines of serving workers have fewer than `places` rollouts, at most `timeout` seconds; how many

@@ -115,3 +115,16 @@ class PoolCalls(PoolMembers):
     async def tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
         """Make calls whose errors `check` will find."""
         await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))
+
+
+async def error_of(call: Awaitable[Any], seconds: float) -> str | None:
+    """Why a call has no answer within `seconds`; None: it has."""
+    try:
+        await asyncio.wait_for(as_coroutine(call), seconds)
+    except TimeoutError:
+        return f"did not answer for {seconds:g} s"
+    except RayActorError as error:
+        return f"died: {cause(error)}"
+    except RayTaskError as error:
+        return cause(error)
+    return None

@@ -78,6 +78,14 @@ class Reporter:
                 self._due[rollout.group] = due
                 self._changed.notify()
 
+    def begin_again(self, send: Callable[[list[GroupShard]], None]) -> None:
+        """Report to another selector from now on; what was not reported to the one before is dropped."""
+        with self._changed:
+            self._pending.clear()
+            self._due.clear()
+            self._send = send
+            self._changed.notify()
+
     def close(self) -> None:
         """Send what is left and end."""
         with self._changed:
@@ -87,16 +95,19 @@ class Reporter:
 
     def _run(self) -> None:
         while taken := self._take():
-            shards = [build_shard(self._worker, size, rollouts) for size, rollouts in taken]
+            send, groups = taken
+            if not groups:
+                return
+            shards = [build_shard(self._worker, size, rollouts) for size, rollouts in groups]
             try:
-                self._send(shards)
+                send(shards)
             except BaseException as error:
                 self._failed(error)
                 return
             self.reported += sum(len(shard) for shard in shards)
 
-    def _take(self) -> list[tuple[int, list[Rollout]]]:
-        """Wait for groups that are due; none after the end."""
+    def _take(self) -> tuple[Callable[[list[GroupShard]], None], list[tuple[int, list[Rollout]]]]:
+        """Wait for groups that are due, with the selector that they are for; none after the end."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -106,33 +117,44 @@ class Reporter:
                     for group in due:
                         del self._due[group]
                     self._next = now + FLUSH_SECONDS
-                    return [self._pending.pop(group) for group in due]
+                    return self._send, [self._pending.pop(group) for group in due]
                 self._changed.wait(None if first == math.inf else first - now)
 
 
 class SelectorLink:
-    """The way of shards to the selector's actor, which is not waited for; without a selector they go nowhere."""
+    """The way of shards to the selector's actor, which is not waited for; without a selector they go nowhere.
+
+    Nor do they once the selector is dead, or the link cut: the run finds that out by itself, and another selector asks for
+    these groups again.
+    """
 
     def __init__(self, selector: Any, patience: float) -> None:
         self._selector = selector
         self._patience = patience
         self._sent: list[Any] = []
 
-    def send(self, shards: list[GroupShard]) -> None:
-        """Send one report; a failure surfaces with a later one.
+    def cut(self) -> None:
+        """Send nothing any more, and wait for no answer."""
+        self._selector = None
 
-        Raises RayActorError when the selector is dead, and GeneratorError when `REPORTS_IN_FLIGHT` reports are out and
-        it takes none of them for `patience` seconds.
+    def send(self, shards: list[GroupShard]) -> None:
+        """Send one report. Raises GeneratorError when `REPORTS_IN_FLIGHT` reports are out and the selector takes none of
+        them for `patience` seconds.
         """
-        if self._selector is None:
+        selector = self._selector
+        if selector is None:
             return
         import ray
-        from ray.exceptions import RayTaskError
+        from ray.exceptions import RayActorError, RayTaskError
 
-        self._sent.append(self._selector.report.remote(shards))
+        self._sent.append(selector.report.remote(shards))
         done, waiting = ray.wait(self._sent, num_returns=len(self._sent), timeout=0)
         if len(waiting) > REPORTS_IN_FLIGHT:
-            more, waiting = ray.wait(waiting, num_returns=1, timeout=self._patience)
+            more, deadline = [], time.monotonic() + self._patience
+            while not more and self._selector is not None and (left := deadline - time.monotonic()) > 0:
+                more, waiting = ray.wait(waiting, num_returns=1, timeout=min(left, 1.0))
+            if self._selector is None:
+                return
             if not more:
                 raise GeneratorError(
                     f"the selector has taken none of {len(waiting)} reports for {self._patience:g} s "
@@ -141,6 +163,9 @@ class SelectorLink:
             done += more
         self._sent = waiting
         for reference in done:
-            # What the selector has against a report, its next `collect` raises; a dead selector ends this worker.
+            # What the selector has against a report, its next `collect` raises.
             with contextlib.suppress(RayTaskError):
-                ray.get(reference)
+                try:
+                    ray.get(reference)
+                except RayActorError:
+                    self.cut()

@@ -171,6 +171,11 @@ class RolloutStore:
         with self._changed:
             return self._changed.wait_for(lambda: not any(e.wanted for e in self._groups.values()), timeout)
 
+    def wait_finished(self, timeout: float) -> bool:
+        """Until no rollout is pending, wanted or given up; false when `timeout` passes first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout)
+
     def wait_for_room(self, places: int, timeout: float) -> int:
         """Wait until fewer than `places` rollouts are in the engine, or `timeout` passes; how many are."""
         with self._changed:

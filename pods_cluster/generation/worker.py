@@ -50,8 +50,8 @@ class GeneratorWorker:
         self._evaluations = CurrentEvaluation()
         self._scorers: Any = None
         self._postprocessor: Postprocessor | None = None
-        link = SelectorLink(selector, config.generator.request_timeout)
-        self._reporter = Reporter(name, link.send, lambda error: self._fail("reporting to the selector", error))
+        self._link = SelectorLink(selector, config.generator.request_timeout)
+        self._reporter = Reporter(name, self._link.send, lambda error: self._fail("reporting to the selector", error))
         self._engine = EngineThread(self._start, self._take_finished)
 
     # Starting and ending.
@@ -143,6 +143,20 @@ class GeneratorWorker:
     def abort(self, group: GroupId, indices: Sequence[int] | None = None) -> None:
         """End unfinished rollouts early; they are reported as aborted, with the tokens they have and no reward."""
         self._abort(self._store.pending_keys(GroupId(*group), indices))
+
+    def begin_again(self, selector: Any, timeout: float) -> None:
+        """Forget every group, and report to `selector` from now on: the run goes on from another state.
+
+        A group may come again under the same id, so nothing of it may be left here then. Raises WorkerFailed when
+        rollouts are still in the engine or at the scorers after `timeout` seconds.
+        """
+        self._check()
+        self._link.cut()
+        self.drop(self._store.groups())
+        if not self._store.wait_finished(timeout):
+            raise WorkerFailed(f"rollouts that were given up had not ended after {timeout:g} s")
+        self._link = SelectorLink(selector, self.config.generator.request_timeout)
+        self._reporter.begin_again(self._link.send)
 
     def sample(self, group: GroupId) -> list[Rollout]:
         """Copies of the group's finished rollouts that are here."""

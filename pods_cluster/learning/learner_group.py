@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from pods_cluster.config import Config
 from pods_cluster.learning.rank_actors import REPLY_TIMEOUT, RankActors
 from pods_cluster.learning.reports import (
+    CopyReport,
     FetchReport,
     LearnerError,
     RankMemory,
@@ -168,6 +170,19 @@ class LearnerGroup(RankActors):
             raise StorageError("; ".join(faults))
         return [note for answer in answers for note in answer.notes]
 
+    async def copy_state(self, path: Path) -> CopyReport:
+        """Have all ranks copy their state to memory, and write it into the folder `path` while they go on.
+
+        The report has the longest time that it kept a rank, and a fault where one makes no copy. Raises LearnerError.
+        """
+        calls = [rank.copy_state.remote(str(Path(path).absolute())) for rank in self.handles]
+        return _worst(await self._call_all(calls, self.config.learner.step_timeout, "copy their state"))
+
+    async def copy_report(self) -> CopyReport:
+        """How far the newest copy is on all ranks. Raises RayError where one is gone."""
+        calls = [asyncio.wrap_future(rank.copy_report.remote().future()) for rank in self.handles]
+        return _worst(await asyncio.wait_for(asyncio.gather(*calls), REPLY_TIMEOUT))
+
     async def load(self, path: Path) -> None:
         """Read a checkpoint (weights, optimiser, random streams), whatever number of ranks has written it."""
         calls = [rank.load.remote(str(Path(path).absolute())) for rank in self.handles]
@@ -200,6 +215,16 @@ class LearnerGroup(RankActors):
             await self._restart(before, folder)
             raise ResizeError(f"{workers} learner rank(s) could not start ({error}); {before} go on") from error
 
+    async def start_again(self, folder: Path | None) -> None:
+        """Start new ranks in place of those that were closed, with the state in `folder` (None: the model's weights).
+
+        They are as many as before, or as many as there is room for after `cluster.placement_timeout`. Raises LearnerError.
+        """
+        await self._place_or_shrink()
+        await self.start()
+        if folder is not None:
+            await self.load(folder)
+
     async def _restart(self, workers: int, folder: Path) -> None:
         await self.end_ranks()
         self.workers = workers
@@ -224,3 +249,12 @@ class LearnerGroup(RankActors):
         return await self._call_all(
             [rank.memory.remote() for rank in self.handles], REPLY_TIMEOUT, "report their memory"
         )
+
+
+def _worst(reports: Sequence[CopyReport]) -> CopyReport:
+    """The state of a copy that all ranks make."""
+    return CopyReport(
+        written=all(report.written for report in reports),
+        fault=next((report.fault for report in reports if report.fault), ""),
+        seconds=max(report.seconds for report in reports),
+    )

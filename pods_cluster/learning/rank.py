@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import ray
 
 from pods_cluster.config import Config
-from pods_cluster.learning.reports import FetchReport, RankInfo, RankMemory, RankResult, Written
+from pods_cluster.learning.reports import CopyReport, FetchReport, RankInfo, RankMemory, RankResult, Written
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import Locator, Rollout
 from pods_cluster.weights.relay_plan import WorkerLocation
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     from pods_cluster.learning.fetch_rollouts import RolloutFetcher
+    from pods_cluster.learning.state_copy import StateCopier
     from pods_cluster.learning.step_plan import RankPlan
     from pods_cluster.learning.token_batch import TokenPair
     from pods_cluster.learning.trainer import Trainer
@@ -47,6 +48,7 @@ class LearnerRank:
         self._trainer: Trainer | None = None
         self._sender: WeightSender | None = None
         self._fetcher: RolloutFetcher | None = None
+        self._copier: StateCopier | None = None
         self._rollouts: dict[Locator, Rollout] = {}
 
     @property
@@ -90,7 +92,10 @@ class LearnerRank:
             collective_timeout=self.config.learner.step_timeout,
         )
         met = time.monotonic()
+        from pods_cluster.learning.state_copy import StateCopier
+
         trainer = self._trainer = Trainer(self.config, self.rank, self.world_size)
+        self._copier = StateCopier()
         self._fetcher = RolloutFetcher()
         device = trainer.engine.device
         self._sender = WeightSender(
@@ -199,6 +204,15 @@ class LearnerRank:
     def discard(self, folder: str) -> None:
         """Remove what is left of a checkpoint that could not be written (rank 0)."""
         shutil.rmtree(folder, ignore_errors=True)
+
+    def copy_state(self, folder: str) -> CopyReport:
+        """Copy the training state to memory; it is written into `folder` while the rank goes on. All ranks call it."""
+        return _started(self._copier).begin(self.trainer, Path(folder), self.world_size)
+
+    @ray.method(concurrency_group="control")
+    def copy_report(self) -> CopyReport:
+        """How far the newest copy is; also while the rank trains."""
+        return _started(self._copier).report()
 
     def load(self, folder: str) -> None:
         """Read a checkpoint; all ranks call it."""

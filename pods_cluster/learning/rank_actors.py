@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,7 +20,13 @@ from pods_cluster.learning.reports import LearnerError, RankInfo
 RESOURCE = "pods_learner"
 REPLY_TIMEOUT = 30.0
 """Seconds in which a rank answers a call that computes nothing."""
+SILENCE_SECONDS = 30.0
+"""A rank that does not answer for so long is stopped or hangs, whatever it was asked to do; one whose group writes or reads
+a state may be silent for `_WRITING_SILENCE`, as large files can hold Python up."""
+_WRITING_SILENCE = 120.0
+_LOOK_SECONDS = 5.0
 _CLOSE_TIMEOUT = 10.0
+_WRITING = ("save", "load", "export", "put a checkpoint in its place")
 # Ray leaves a process that asked for no card all cards of its node.
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -51,6 +58,8 @@ class RankActors:
         self._reserved: list[_RankActor] = []
         self._next = 0
         self._broken: str | None = None
+        self._doing = ""
+        self._answered: dict[str, float] = {}
 
     @property
     def handles(self) -> list[Any]:
@@ -76,7 +85,36 @@ class RankActors:
             for number, rank in enumerate(self._ranks)
         ]
         self.infos = await self._call_all(calls, timeout, "start")
+        self._answered = dict.fromkeys(self.names, time.monotonic())
         return self.infos
+
+    async def watch(self) -> None:
+        """Raise LearnerError once a rank is dead or has not answered for `SILENCE_SECONDS`; go on without end otherwise.
+
+        What a rank was asked to do may take long, and its deadline is set for that; a process that is stopped or hangs is
+        noticed by its silence.
+        """
+        asked: dict[str, asyncio.Future[Any]] = {}
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for rank in self._ranks:
+                if rank.name not in self._answered:  # it starts
+                    continue
+                ping = asked.setdefault(rank.name, asyncio.wrap_future(rank.handle.ping.remote().future()))
+                if not ping.done():
+                    self._complain_if_silent(rank.name)
+                    continue
+                del asked[rank.name]
+                if (error := ping.exception()) is not None:
+                    raise self._break("answer", [error], set())
+                self._answered[rank.name] = time.monotonic()
+
+    def _complain_if_silent(self, name: str) -> None:
+        allowed = _WRITING_SILENCE if self._doing in _WRITING else SILENCE_SECONDS
+        silent = time.monotonic() - self._answered[name]
+        if silent > allowed:
+            self._broken = f"{name} has not answered for {silent:.0f} s: its process is stopped or hangs"
+            raise LearnerError(f"learner rank {self._broken}")
 
     async def reserve(self, workers: int, timeout: float) -> None:
         """Place the actors that a group of `workers` needs beyond this one's; they do nothing yet.
@@ -107,6 +145,23 @@ class RankActors:
             if isinstance(error, exceptions.RayError):
                 raise LearnerError(f"{who} did not come up: {_cause(error)}") from error
             raise
+
+    async def _place_or_shrink(self) -> None:
+        """Place the actors of this group before `start`; where a node is gone, as many as there is room for.
+
+        Raises LearnerError where there is room for none, or another number of ranks cannot read the state.
+        """
+        timeout = self.config.cluster.placement_timeout
+        try:
+            await self.place_ranks(timeout)
+        except LearnerError:
+            free = ray.available_resources()
+            demand = rank_demand(self.config, ray.cluster_resources())
+            room = min((int(free.get(kind, 0.0) / amount) for kind, amount in demand.items()), default=0)
+            if not self.config.learner.resizable or not 1 <= room < self.workers:
+                raise
+            self.workers = room
+            await self.place_ranks(timeout)
 
     def release(self) -> None:
         """End the actors that `reserve` or `place_ranks` placed and `start` did not use."""
@@ -146,9 +201,14 @@ class RankActors:
         self.release()
         await self.end_ranks()
 
+    def give_up(self, cause: str) -> None:
+        """The ranks cannot be used any more, and are not asked to end by themselves."""
+        self._broken = self._broken or cause
+
     async def end_ranks(self) -> None:
         """End the ranks; the group may be started again."""
         ranks, self._ranks = self._ranks, []
+        self._answered = {}
         if ranks and self._broken is None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(_gather([rank.handle.shutdown.remote() for rank in ranks]), _CLOSE_TIMEOUT)
@@ -165,7 +225,11 @@ class RankActors:
         if not calls:
             raise LearnerError("the learner group is not started")
         futures = [asyncio.wrap_future(call.future()) for call in calls]
-        done, pending = await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+        self._doing = doing
+        try:
+            done, pending = await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self._doing = ""
         for future in futures:
             if future in done and future.exception() is not None:
                 raise self._break(doing, [f.exception() for f in done if f.exception() is not None], pending)

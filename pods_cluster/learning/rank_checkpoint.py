@@ -8,6 +8,7 @@ import pickle
 import random
 import re
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from pods_cluster.learning import fragment_files
-from pods_cluster.learning.fragments import ShardedState
+from pods_cluster.learning.fragments import Fragment, ShardedState
 from pods_cluster.learning.trainer import Trainer
 
 FORMAT = 2
@@ -33,22 +34,67 @@ class LearnerCheckpointError(Exception):
 def save(trainer: Trainer, folder: Path, world_size: int) -> None:
     """Write this rank's part into `folder`; all ranks call it with the same folder, on storage that they share."""
     folder.mkdir(parents=True, exist_ok=True)
+    meta = _meta(trainer, world_size)
+    if trainer.config.learner.resizable:
+        state = ShardedState(trainer.engine.engine)
+        fragment_files.write_fragments(folder, trainer.rank, state.fragments())
+        meta |= _meta_of_shards(state)
+    else:
+        trainer.engine.save(str(folder), TAG)
+    _write_rest(folder, trainer.rank, meta, _random_state())
+
+
+@dataclass(frozen=True, slots=True)
+class TakenState:
+    """A rank's part of a checkpoint in memory, as it was when it was taken."""
+
+    rank: int
+    meta: dict[str, Any]
+    fragments: list[Fragment]
+    random: dict[str, Any]
+
+
+def take(trainer: Trainer, world_size: int) -> TakenState:
+    """Copy this rank's part of a checkpoint to memory. Only where the group is `resizable`: the state is by parameters then."""
+    state = ShardedState(trainer.engine.engine)
+    meta = _meta(trainer, world_size) | _meta_of_shards(state)
+    copies = [
+        replace(
+            fragment,
+            tensors={
+                kind: tensor.detach().to("cpu", torch.float32, copy=True) for kind, tensor in fragment.tensors.items()
+            },
+        )
+        for fragment in state.fragments()
+    ]
+    return TakenState(trainer.rank, meta, copies, _random_state())
+
+
+def write(state: TakenState, folder: Path) -> None:
+    """Write what was taken into `folder`, as `save` does. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fragment_files.write_fragments(folder, state.rank, state.fragments)
+    _write_rest(folder, state.rank, state.meta, state.random)
+
+
+def _meta(trainer: Trainer, world_size: int) -> dict[str, Any]:
     learner = trainer.config.learner
-    meta: dict[str, Any] = {
+    return {
         "format": FORMAT,
         "world_size": world_size,
         "zero_stage": learner.zero_stage,
         "lora": learner.lora is not None,
         "optimizer": learner.optimizer,
     }
-    if learner.resizable:
-        state = ShardedState(trainer.engine.engine)
-        fragment_files.write_fragments(folder, trainer.rank, state.fragments())
-        meta |= {"steps": state.steps, "scaler": state.loss_scale(), "shapes": state.shapes}
-    else:
-        trainer.engine.save(str(folder), TAG)
-    torch.save(_random_state(), folder / f"random-{trainer.rank}.pt")
-    if trainer.rank == 0:
+
+
+def _meta_of_shards(state: ShardedState) -> dict[str, Any]:
+    return {"steps": state.steps, "scaler": state.loss_scale(), "shapes": state.shapes}
+
+
+def _write_rest(folder: Path, rank: int, meta: dict[str, Any], random_state: dict[str, Any]) -> None:
+    torch.save(random_state, folder / f"random-{rank}.pt")
+    if rank == 0:
         (folder / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
 
 

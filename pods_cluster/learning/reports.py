@@ -139,6 +139,16 @@ class StepResult:
 
 
 @dataclass(slots=True)
+class CopyReport:
+    """How far a light copy of a rank's state is: whether it is `written`, or why there will be none (`fault`); it kept the
+    rank for `seconds`."""
+
+    written: bool = False
+    fault: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class FetchReport:
     """Outcome of one rank's request for its rollouts; `received_bytes` is the size of their numbers as they were sent."""
 

@@ -70,7 +70,11 @@ def completed(folder: Path) -> list[Path]:
     for path in folder.glob("step-*"):
         if re.fullmatch(r"step-\d+", path.name) and (path / STATE_FILE).is_file():
             found.append(path)
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def latest(folder: Path) -> Path | None:
@@ -112,13 +116,16 @@ def discard(temporary: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_sound(folder: Path, copies: Path | None = None) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is as it was written, and what is wrong with those after it, which are put aside.
+
+    `copies`: a folder of light copies, which count as checkpoints.
 
     Raises CheckpointError where there are checkpoints and none is sound; all stay in place then.
     """
     wrong: list[tuple[Path, str]] = []
-    for path in reversed(completed(folder)):
+    there = [*(completed(copies) if copies is not None else ()), *completed(folder)]
+    for path in sorted(there, key=_step_of, reverse=True):
         fault = fault_of(path)
         if fault is None:
             for broken, _ in wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Any
 
 import ray
@@ -21,6 +22,7 @@ from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.live_file import remove_live_file, write_live_file
 from pods_cluster.run.loop import Run
+from pods_cluster.run.recovery import FAULTS, Recovery
 from pods_cluster.run.reward_log import RewardLog
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.run.status import LiveStatus, live_status
@@ -46,13 +48,16 @@ class Controller:
     the top of `loop`.
     """
 
-    def __init__(self, config: Config, resume: bool, *, save: bool = True) -> None:
+    def __init__(self, config: Config, resume: bool, *, save: bool = True, after: str = "") -> None:
+        """`after`: why this controller goes on in place of another one."""
         self.config = config
         self._save = save
-        self._resume = resume
+        self._resume, self._after = resume, after
         self._stop_reason: str | None = None
         self._run: Run | None = None
         self._starting: asyncio.Task[Any] | None = None
+        self._selector: SelectorHandle | None = None
+        self._recovery: Recovery | None = None
         self._closing: list[Any] = []
         self._opened = False
         self._log_failed = False
@@ -83,7 +88,9 @@ class Controller:
         make = RunFolder.resume if resume else RunFolder.create
         self.folder = make(config.run.dir, config.run.name, text)
         self._reward_log = RewardLog(self.folder.rewards_log)
-        self.checkpoint, refused = checkpoints.newest_sound(self.folder.checkpoints) if resume else (None, [])
+        self.checkpoint, refused = (
+            checkpoints.newest_sound(self.folder.checkpoints, self.folder.copies) if resume else (None, [])
+        )
         resumed_from = checkpoints.read_state(self.checkpoint).step if self.checkpoint else 0
         self.recorder = Recorder.for_run(
             self.folder,
@@ -92,6 +99,8 @@ class Controller:
             wandb=config.run.wandb,
             config=config.model_dump(mode="json"),
         )
+        if self._after:
+            self.recorder.event("restarting", self._after, level="warning")
         for fault in refused:
             self.recorder.event(
                 "checkpoint_refused", f"{fault}; the run goes on from the checkpoint before", level="warning"
@@ -111,7 +120,7 @@ class Controller:
             run = await self._starting
             if self._stop_reason is not None:
                 run.stop(self._stop_reason)
-            await run.main(save=self._save)
+            await self._run_to_the_end(run)
             return await self._summary(run)
         except asyncio.CancelledError:
             raise RunError(f"stopped while starting: {self._stop_reason or 'cancelled'}") from None
@@ -120,6 +129,17 @@ class Controller:
             raise
         finally:
             await self._close()
+
+    async def _run_to_the_end(self, run: Run) -> None:
+        assert self._recovery is not None
+        while True:
+            try:
+                await run.main(save=self._save)
+                return
+            except FAULTS as error:
+                if not self.config.run.restarts:
+                    raise
+                await self._recovery.after(error)
 
     async def poll(self, cursor: int = 0) -> Feed:
         """Steps and events since `cursor`."""
@@ -149,7 +169,7 @@ class Controller:
         config, name = self.config, self.config.run.name
         self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
                             f"learner rank(s)")  # fmt: skip
-        selector = SelectorHandle.start(config, name)
+        self._selector = selector = SelectorHandle.start(config, name)
         pool = GeneratorPool(config, selector.handle, printed=self._log_printed)
         learners = LearnerGroup(config)
         self._closing = [pool, learners]
@@ -162,12 +182,13 @@ class Controller:
             for start in starts:
                 start.cancel()
             raise
+        publisher = start_broadcaster(config, learners)
         run = Run(
             config,
             pool=pool,
             selector=selector,
             learners=learners,
-            publisher=start_broadcaster(config, learners),
+            publisher=publisher,
             stream=self.stream,
             held_out=list(self.held_out),
             recorder=self.recorder,
@@ -176,6 +197,7 @@ class Controller:
         )
         if self.checkpoint is not None:
             await run.restore(self.checkpoint)
+        self._recovery = Recovery(config, run, pool=pool, selector=selector, learners=learners, publisher=publisher)
         self._run = run
         self._closing.insert(0, run.scaler)
         for choice in learners.infos[0].choices:
@@ -206,8 +228,10 @@ class Controller:
                 await asyncio.wait_for(stage.close(), CLOSE_SECONDS)
             except Exception as error:  # what is being thrown away may already be broken
                 log.warning("closing %s: %s", type(stage).__name__, error)
-        with contextlib.suppress(ValueError):
-            ray.kill(ray.get_actor(actor_name(self.config.run.name, "selector"), NAMESPACE))
+        selector = self._recovery.selector if self._recovery is not None else self._selector
+        if selector is not None:
+            with contextlib.suppress(Exception):
+                selector.close()
         remove_live_file(self.folder)
         await asyncio.to_thread(self.recorder.close)
 
@@ -223,8 +247,32 @@ def start_broadcaster(config: Config, learners: LearnerGroup) -> Broadcaster:
     )
 
 
-def start_controller(config: Config, *, resume: bool) -> Any:
-    """Start the controller of a run on this node. Raises RunError if a run of this name is alive on the cluster."""
+def end_actors(run: str, timeout: float) -> None:
+    """End every actor of a run whose controller is gone, by its name. Raises RunError when some are left."""
+    deadline = time.monotonic() + timeout
+    names = {actor_name(run, "controller")}
+    while True:
+        there: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+        names |= {
+            actor["name"] for actor in there if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{run}/")
+        }
+        for name in list(names):
+            try:
+                ray.kill(ray.get_actor(name, NAMESPACE))
+            except ValueError:  # this process knows too that it is gone, and the name is free
+                names.remove(name)
+        if not names:
+            return
+        if time.monotonic() > deadline:
+            raise RunError(f"{', '.join(sorted(names))}: could not be ended within {timeout:g} s")
+        time.sleep(0.2)
+
+
+def start_controller(config: Config, *, resume: bool, after: str = "") -> Any:
+    """Start the controller of a run on this node; `after`: why it goes on in place of another one.
+
+    Raises RunError if a run of this name is alive on the cluster.
+    """
     name = actor_name(config.run.name, "controller")
     try:
         return (
@@ -236,7 +284,7 @@ def start_controller(config: Config, *, resume: bool) -> Any:
                 max_concurrency=64,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
             )
-            .remote(config, resume)
+            .remote(config, resume, after=after)
         )
     except ValueError as error:
         raise RunError(

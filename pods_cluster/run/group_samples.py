@@ -50,6 +50,10 @@ class GroupSamples:
         self._selected, self._dropped = [], []
         return samples
 
+    def clear(self) -> None:
+        """Forget what was taken: its step is not made."""
+        self._selected, self._dropped = [], []
+
     def _due(self, step: int) -> bool:
         every = self._config.run.samples_every
         return bool(every) and step % every == 0

@@ -11,7 +11,7 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │    2 generate  (staleness 0) prompts sent          selector, then generators       60 s, generator.request_timeout
     │    3 scale     learner group of another size       the ranks' answers              learner.*_timeout
     │    4 generate  `prompts_per_step` selections       a worker's report to the        run.step_timeout for all,
-    │                                                    selector, at least each second  61 s for each answer
+    │                                                    selector, at least each second  31 s for each answer
     │    5 fetch     ranks take the kept rollouts        the workers' answers            60 s
     │    6 update    ranks train                         the ranks' answers              learner.step_timeout
     │    7 publish   generators take the new weights     their answers                   weights.*_timeout
@@ -22,7 +22,7 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │
     ├─ instructions (`Assembler.pass_instructions`, with selector.settle), also while the ranks train
     │     waits for the selector to ask for a group's next wave or its abort; woken by a worker's report to the selector,
-    │     at least each second (61 s). It shares the lock `Assembler._sending` with the step loop, which holds it while
+    │     at least each second (31 s). It shares the lock `Assembler._sending` with the step loop, which holds it while
     │     groups are given up and while a worker is replaced.
     │
     ├─ issue (`ContinuousIssue.run`, with staleness above 0), also while the ranks train
@@ -36,161 +36,70 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     ├─ calls (`Controller.poll`, `status`, `scale`, `stop`): answered between two awaits of these tasks. The step loop sees
     │     a stop within a second at 4, and else when its step is over.
     │
+    ├─ watch (`LearnerGroup.watch`): asks every rank each 5 s whether it lives; 30 s of silence (120 s while a state is written
+    │     or read) end the loop.
+    │
     └─ by a queue, not waiting ──▶ recorder thread (`Recorder._drain`): woken by each step, event and sample, at least each
           2 s, and writes it to every sink. A sink that hangs costs lines, not steps.
 
-A task that raises ends the others and the run (`_run_with`); its cause is what `pods train` shows.
+A task that raises ends the others (`_run_with`). Where the learner or the selector is gone, `recovery` starts it again and the
+loop goes on from the newest state; any other cause ends the run, and is what `pods train` shows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from pods_cluster.config import Config
-from pods_cluster.data.stream import PromptStream
-from pods_cluster.generation.messages import Failure
-from pods_cluster.run import checkpoints
-from pods_cluster.run.checkpoints import RunState
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.evaluation import evaluate
-from pods_cluster.run.group_samples import GroupSamples
-from pods_cluster.run.reward_watch import RewardWatch
-from pods_cluster.run.saving import Saver
-from pods_cluster.run.stages import Generators, Learners, Publisher, Selector
-from pods_cluster.run.staleness_ledger import Ledger
-from pods_cluster.run.step_assembly import Assembler
+from pods_cluster.run.parts import RunParts
 from pods_cluster.run.step_numbers import StageClock, Tally, measure
-from pods_cluster.run.weight_updates import WeightUpdates
-from pods_cluster.selection.selector_core import GroupFate
-from pods_cluster.sizing.balance import Balancer
-from pods_cluster.sizing.idle import IdleShare
-from pods_cluster.sizing.moves import Sizes
-from pods_cluster.sizing.scaler import Scaler
 from pods_cluster.telemetry.process_memory import process_memory
-from pods_cluster.telemetry.recorder import Level, Recorder
-from pods_cluster.telemetry.run_folder import RunFolder
-from pods_cluster.types import Prompt, Selection
 
 EMPTY_STEPS = 5
 """So many steps in a row without one trainable group end the run: it would only burn generator time."""
 ALL_EQUAL = "rewards of a group all equal? Raise generator.rollouts_per_prompt, or set selector.no_signal: keep"
 
 
-class Run:
+class Run(RunParts):
     """The loop over its stages, which it knows by the protocols of `stages` alone.
 
     `staleness` k of the configuration bounds how many steps' groups are in flight. With k = 0 prompts are issued after a
     publish alone, so that every token is sampled from the weights that the step then updates.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        pool: Generators,
-        selector: Selector,
-        learners: Learners,
-        publisher: Publisher,
-        stream: PromptStream,
-        held_out: list[Prompt],
-        recorder: Recorder,
-        folder: RunFolder,
-        hint: Callable[[Sizes | None], Awaitable[None]] | None = None,
-    ) -> None:
-        self.config = config
-        self.pool, self.learners = pool, learners
-        self.stream, self.held_out, self.recorder, self.folder = stream, held_out, recorder, folder
-        self.ledger = Ledger(config.learner.prompts_per_step, config.staleness)
-        self.step = 0
-        self.seconds = 0.0
-        self.stop_reason: str | None = None
-        self.idle = IdleShare()
-        self.balancer = Balancer(config)
-        self.saver = Saver(config, learners, folder, self._notice)
-        self._empty_steps = 0
-        self.samples = GroupSamples(config, pool)
-        self.rewards = RewardWatch(recorder, config)
-        self.assembler = Assembler(
-            config,
-            pool,
-            selector,
-            stream,
-            self.ledger,
-            rewards=self.rewards,
-            notice=self._notice,
-            stopping=lambda: self.stop_reason is not None,
-            on_failure=self._replace_worker,
-            on_selected=self._sample_selected,
-            on_dropped=self._sample_dropped,
-        )
-        self.updates = WeightUpdates(
-            pool,
-            learners,
-            publisher,
-            self.assembler,
-            self._notice,
-            max_skipped=config.learner.max_skipped,
-            newest=lambda: checkpoints.latest(folder.checkpoints),
-        )
-        self.scaler = Scaler(
-            config,
-            pool=pool,
-            learners=learners,
-            publisher=publisher,
-            notice=self._notice,
-            lose=self.assembler.lose_worker,
-            hint=hint,
-        )
-
-    @property
-    def version(self) -> int:
-        """The learner's weight version."""
-        return self.updates.version
-
-    def stop(self, reason: str) -> None:
-        """End after what is being done now; the state is saved."""
-        if self.stop_reason is None:
-            self.stop_reason = reason
-            self._notice("stopping", reason)
-
-    async def restore(self, path: Path) -> None:
-        """Continue from a checkpoint: weights, optimiser, schedule, streams and counts. Raises CheckpointError."""
-        state = checkpoints.read_state(path)
-        await self.learners.load(path / "learner")
-        self.stream.restore(state.stream)
-        self.ledger.restore(state.ledger)
-        # of another dataset the rows have other numbers
-        silent = state.silent if self.stream.note is None else []
-        self.assembler.restore_attempts(state.attempts, state.given_up, silent)
-        if state.rollouts_per_prompt is not None:
-            self.balancer.restore(state.rollouts_per_prompt)
-        self.assembler.set_group_size(self.balancer.rollouts)
-        self.step, self.seconds = state.step, state.seconds
-        self.updates.version, self.updates.trained_tokens = state.version, state.trained_tokens
-        self.saver.resumed_from(self.step)
-        self._notice("resumed", f"continuing from {path.name}: step {self.step}, weight version {self.version}")
-
     async def main(self, *, save: bool = True) -> None:
         """Run to the last step, or until `stop`; without `save` (a calibration) nothing is left of it but metrics.
 
         Raises RunError, or what a stage raised.
         """
-        # The generators may hold other weights than the learner, and always do after a resume.
-        await self.updates.publish()
-        if self.step == 0:
-            await self._evaluate()
-        background = [self.assembler.pass_instructions()] if self.config.selector.settle != "off" else []
+        self._copying = save
+        background = [self.learners.watch()]
+        if self.config.selector.settle != "off":
+            background.append(self.assembler.pass_instructions())
         if self.assembler.continuous.on:
             background.append(self.assembler.continuous.run())
         await _run_with(self._steps(), *background)
         if save:
-            await self.saver.save_last(self._state(), self.folder.model if self.config.run.export else None)
+            await _run_with(self._save_the_end(), self.learners.watch())
+        await self.copies.end(remove=save)
+
+    _copying = True
+
+    async def _save_the_end(self) -> None:
+        with self._learner_at_work():
+            await self.saver.save_last(self.state(), self.folder.model if self.config.run.export else None)
 
     async def _steps(self) -> None:
+        # The generators may hold other weights than the learner, and always do after a resume.
+        await self.updates.publish()
+        if self._evaluation_owed:
+            await self._evaluate()
+            self._evaluation_owed = False
         while self.stop_reason is None and not self._over():
             await self._one_step()
         await self.assembler.cancel_all()
@@ -205,7 +114,8 @@ class Run:
             await self.assembler.fill(self.version)
         with clock("scale"):
             if self.scaler.rebuild_is_due:  # the generators work meanwhile
-                await self.saver.save_if_lost(self._state(), self.scaler.rebuild_learners)
+                with self._learner_at_work():
+                    await self.saver.save_if_lost(self.state(), self.scaler.rebuild_learners)
         with clock("generate"):
             selections = await self.assembler.collect(self.version, tally)
         if self.stop_reason is not None:
@@ -216,6 +126,7 @@ class Run:
         try:
             if selections:
                 self._empty_steps = 0
+                self.learner_changes = True  # until the step counts
                 result, values = await self.updates.train(selections, self.step, clock, tally)
             else:
                 result, values = None, {}
@@ -227,9 +138,10 @@ class Run:
         if not selections:
             self._no_groups(tally)
         self.step += 1
+        self.learner_changes = False
         seconds = clock.total()
         self.seconds += seconds  # before the question whether the run is over: this step may have used up its time
-        evaluating = self._due(self.config.run.eval.every) or self._over()
+        evaluating = self._evaluation_owed = self._due(self.config.run.eval.every) or self._over()
         if not evaluating:  # else the learner would wait for an evaluation behind what it does not need yet
             self.assembler.continuous.serve(self.version)
         values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
@@ -243,19 +155,26 @@ class Run:
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(measured)
         values |= self.balancer.after_step(measured, in_flight=in_flight, ready=tally.ready or 0, waited=tally.waited)
         self.assembler.set_group_size(self.balancer.rollouts)
-        if evaluating:
-            values |= await self._evaluate(record=False)
-            self.assembler.continuous.serve(self.version)
-        if self.saver.is_due(self.step):
-            with clock("checkpoint"):
-                await self.saver.save(self._state())
-            values["timing_s/checkpoint"] = clock.seconds["checkpoint"]
-        values |= self.saver.metrics()
-        self.recorder.step(self.step, values)
+        try:
+            if evaluating:
+                values |= await self._evaluate(record=False)
+                self._evaluation_owed = False
+                self.assembler.continuous.serve(self.version)
+            if self.saver.is_due(self.step):
+                with clock("checkpoint"), self._learner_at_work():
+                    await self.saver.save(self.state())
+                values["timing_s/checkpoint"] = clock.seconds["checkpoint"]
+            elif self._copying and self.copies.is_due(self.step):
+                values["timing_s/copy"] = await self.copies.begin(self.state())
+            values |= self.saver.metrics()
+        finally:  # the step is made, whatever becomes of these
+            self.recorder.step(self.step, values)
 
-    async def _replace_worker(self, failure: Failure) -> None:
-        if self.scaler.wants_replacement(failure):
-            await self.updates.replace(failure)
+    @contextlib.contextmanager
+    def _learner_at_work(self) -> Iterator[None]:
+        self.learner_changes = True
+        yield
+        self.learner_changes = False
 
     async def _evaluate(self, record: bool = True) -> dict[str, float]:
         if not self.held_out or not self.config.run.eval.every:
@@ -268,35 +187,13 @@ class Run:
             self.recorder.step(self.step, values)
         return values
 
-    async def _sample_selected(self, selection: Selection) -> None:
-        await self.samples.selected(selection, self.assembler.prompt_of(selection.group), self.step + 1)
-
-    async def _sample_dropped(self, ended: GroupFate) -> None:
-        await self.samples.dropped(ended, self.assembler.prompt_of(ended.group), self.step + 1)
-
     def _no_groups(self, tally: Tally) -> None:
         self._empty_steps += 1
         fates = ", ".join(f"{count} {fate.value}" for fate, count in tally.fates.items()) or "none came"
         text = f"step {self.step + 1} has no group to train on ({fates}); the weights stay as they are"
-        self._notice("empty_step", text)
+        self.notice("empty_step", text)
         if self._empty_steps >= EMPTY_STEPS:
             raise RunError(f"{text}. This is the {EMPTY_STEPS}th step in a row; {self.rewards.describe() or ALL_EQUAL}")
-
-    def _state(self) -> RunState:
-        return RunState(
-            step=self.step,
-            version=self.version,
-            seconds=self.seconds,
-            trained_tokens=self.updates.trained_tokens,
-            seed=self.config.run.seed,
-            # groups in flight are not trained in this state: its stream serves their prompts again
-            stream=self.stream.state(self.assembler.prompts_in_flight()),
-            ledger=self.ledger.state(),
-            attempts=self.assembler.attempts_to_save(),
-            given_up=self.assembler.rows_given_up,
-            silent=self.assembler.silent_rows,
-            rollouts_per_prompt=self.balancer.rollouts,
-        )
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.step % every == 0
@@ -305,9 +202,6 @@ class Run:
         """Whether the last step is done, or the time that the run was given."""
         limit = self.config.run.max_seconds
         return self.step >= self.config.run.steps or (limit is not None and self.seconds >= limit)
-
-    def _notice(self, kind: str, text: str, *, level: Level = "info") -> None:
-        self.recorder.event(kind, text, step=self.step, level=level)
 
 
 async def _run_with(work: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:

@@ -33,16 +33,17 @@ class Saver:
     def __init__(self, config: Config, learners: Learners, folder: RunFolder, notice: Notice) -> None:
         self._settings, self._keep = config.run.checkpoint, config.run.checkpoint.keep
         self._learners, self._folder, self._notice = learners, folder, notice
-        self._saved_step: int | None = None
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint, or of the one that the run was resumed from."""
         self._saved_at = time.monotonic()
         self._failed = 0
         self._failed_at = self._told_at = -math.inf
         self._cause = ""
         self._export_notes: set[str] = set()
 
-    def resumed_from(self, step: int) -> None:
-        """The run goes on from this step's checkpoint: it needs no other."""
-        self._saved_step = step
+    def resumed_from(self, step: int | None) -> None:
+        """The run goes on from this step's checkpoint, which needs no other; None: from a state without one."""
+        self.saved_step = step
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step, by `run.checkpoint.every` or by `run.checkpoint.minutes`."""
@@ -57,7 +58,7 @@ class Saver:
 
     async def save(self, state: RunState) -> None:
         """Write the checkpoint of this state, unless its step has one. Raises LearnerError."""
-        if self._saved_step == state.step:
+        if self.saved_step == state.step:
             return
         try:
             path = await self._write(state)
@@ -65,7 +66,7 @@ class Saver:
             self._tell_failed(state, error)
             return
         after = f" after {self._failed} that failed" if self._failed else ""
-        self._saved_step, self._saved_at, self._failed = state.step, time.monotonic(), 0
+        self.saved_step, self._saved_at, self._failed = state.step, time.monotonic(), 0
         self._told_at = -math.inf
         self._notice("checkpoint", f"saved {path.name}{after}")
 
@@ -74,7 +75,7 @@ class Saver:
         take one of them.
         """
         await self.save(state)
-        if self._saved_step != state.step:
+        if self.saved_step != state.step:
             raise RunError(
                 f"the last checkpoint, of step {state.step}, could not be written to {self._folder.checkpoints} "
                 f"({self._cause}); {self._newest()}. Free space or raise the quota, then go on by --resume"
@@ -138,7 +139,7 @@ class Saver:
         try:
             await resize(temporary / "learner")
         except LearnerError:
-            if (temporary / "learner").is_dir() and self._saved_step != state.step:
+            if (temporary / "learner").is_dir() and self.saved_step != state.step:
                 path = await asyncio.to_thread(checkpoints.finish, temporary, state, self._keep)
                 self._notice("checkpoint", f"saved {path.name} before the learner group was lost; --resume goes on")
             raise

@@ -6,32 +6,36 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import ray
+from ray.exceptions import RayActorError
+
 from pods_cluster.config import Config
-from pods_cluster.run.errors import RunError
+from pods_cluster.run.errors import SelectorLost
 from pods_cluster.selection.actor import start_selector
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision
 from pods_cluster.selection.stopping import Instructions
+from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.types import GroupId
 
-CALL_SECONDS = 60.0
-"""The selector answers in milliseconds; one that does not in a minute is gone or stuck."""
+CALL_SECONDS = 30.0
+"""The selector answers in milliseconds; one that does not in half a minute is stuck."""
 
 
 class SelectorHandle:
-    """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises RunError.
+    """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises SelectorLost.
 
     `straggler` is how many seconds a step that could be filled waits for the oldest groups.
     """
 
     @classmethod
-    def start(cls, config: Config, name: str) -> SelectorHandle:
-        """Start the selector of this configuration as `<name>/selector/0`.
+    def start(cls, config: Config, name: str, index: int = 0) -> SelectorHandle:
+        """Start the selector of this configuration as `<name>/selector/<index>`.
 
         Raises ConfigError (see `selection_policy`); raised by the actor it would arrive as the actor's death.
         """
         selection_policy(config)
-        handle = start_selector(name, config)
+        handle = start_selector(name, config, index)
         return cls(handle, straggler=config.selector.straggler_timeout if config.staleness else 0.0)
 
     def __init__(self, handle: Any, *, straggler: float = 0.0) -> None:
@@ -56,8 +60,14 @@ class SelectorHandle:
     async def stats(self) -> dict[str, Any]:
         return await self._call("stats")
 
+    def close(self) -> None:
+        """End the selector's process."""
+        ray.kill(self.handle)
+
     async def _call(self, method: str, *args: Any, extra: float = 0.0, **named: Any) -> Any:
         try:
             return await asyncio.wait_for(getattr(self.handle, method).remote(*args, **named), CALL_SECONDS + extra)
         except TimeoutError:
-            raise RunError(f"the selector did not answer {method!r} within {CALL_SECONDS + extra:g} s") from None
+            raise SelectorLost(f"the selector did not answer {method!r} within {CALL_SECONDS + extra:g} s") from None
+        except RayActorError as error:
+            raise SelectorLost(f"the selector died: {first_line(error)}") from error

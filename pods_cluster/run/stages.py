@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pods_cluster.generation.messages import EvalRow, Failure, Portion
 from pods_cluster.generation.pool_stats import PoolStats
-from pods_cluster.learning.reports import RankInfo, StepResult
+from pods_cluster.learning.reports import CopyReport, RankInfo, StepResult
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.selection.selector_core import Decision
 from pods_cluster.selection.stopping import Instructions
@@ -86,7 +86,13 @@ class Learners(ResizableLearners, Protocol):
 
     async def load(self, path: Path) -> None: ...
 
+    async def copy_state(self, path: Path) -> CopyReport: ...
+
+    async def copy_report(self) -> CopyReport: ...
+
     async def export(self, path: Path) -> list[str]: ...
+
+    async def watch(self) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -81,6 +81,6 @@ def live_status(config: Config, run: Run | None, stopping: str | None) -> LiveSt
         target_generators=run.scaler.target.generators,
         target_learners=run.scaler.target.learners,
         stopping=run.stop_reason or stopping,
-        note=run.scaler.note,
+        note=run.recovering or run.scaler.note,
         workers=[controller, selector, *generators, *learners],
     )

@@ -198,9 +198,9 @@ class Assembler:
         async with self._sending:
             await self._give_up(groups, Fate.LOST)
 
-    async def cancel_all(self) -> None:
+    async def cancel_all(self, *, told: bool = True) -> None:
         """Give up every group in flight, and issue no more: the prompts are served again as the same attempts when the
-        run goes on.
+        run goes on. `told=False`: neither the selector nor the generators are, as one of them is gone.
 
         So are those of groups that ended in a step which is not made any more, as without them it would be another step.
         """
@@ -208,7 +208,7 @@ class Assembler:
         async with self._sending:
             order = dict(self._order)
             self._supply.give_back_held()
-            prompts = await self._cancel(list(self._prompts), Fate.CANCELLED)
+            prompts = await self._cancel(list(self._prompts), Fate.CANCELLED, told=told)
         for place, group, prompt, fate in self._ended_now:
             self.ledger.cancel_ended(fate)
             self._attempts[group.epoch, group.row] = group.attempt
@@ -314,11 +314,12 @@ class Assembler:
             # the row will not be tried again this epoch; forget its attempts so that the table stays small
             self._attempts.pop((prompt.epoch, prompt.row), None)
 
-    async def _cancel(self, groups: Sequence[GroupId], fate: Fate) -> dict[GroupId, Prompt]:
+    async def _cancel(self, groups: Sequence[GroupId], fate: Fate, *, told: bool = True) -> dict[GroupId, Prompt]:
         """End these groups everywhere; returns their prompts, which are to be given back."""
         prompts = {group: self._prompts[group] for group in groups}
-        await self.selector.cancel(groups)
-        await self.pool.drop(groups)
+        if told:
+            await self.selector.cancel(groups)
+            await self.pool.drop(groups)
         for group in groups:
             self._end(group, fate)
         return prompts

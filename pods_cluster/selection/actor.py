@@ -195,9 +195,9 @@ class SelectorActor:
         }
 
 
-def start_selector(run: str, config: Config) -> Any:
-    """Start the selector of a run as the Ray actor `<run>/selector/0` and return its handle. It asks for no CPU."""
+def start_selector(run: str, config: Config, index: int = 0) -> Any:
+    """Start a selector of a run as the Ray actor `<run>/selector/<index>` and return its handle. It asks for no CPU."""
     import ray
 
     actor = ray.remote(SelectorActor)
-    return actor.options(name=actor_name(run, "selector"), namespace=NAMESPACE, num_cpus=0).remote(config)
+    return actor.options(name=actor_name(run, "selector", index), namespace=NAMESPACE, num_cpus=0).remote(config)

@@ -170,6 +170,7 @@ _TIMING = (
         "Settling, selection and assembly, as the selector computes them. A part of `timing_s/generate`.",
         COUNT,
     ),
+    Metric("timing_s/copy", "s", "The ranks copying their state to memory, for a light copy.", COUNT),
     Metric("timing_s/scale", "s", "Changing the pools' sizes: weights of newcomers, a new learner group.", COUNT),
     Metric("timing_s/wait", "s", "The learner waiting for enough groups (staleness above 0).", COUNT),
     Metric("timing_s/step", "s", "Wall clock of the whole step, evaluation and checkpoint left out.", COUNT, "verl"),

@@ -81,6 +81,7 @@ class Recorder:
         self._failures: dict[str, int] = {}
         self._in_a_row: dict[str, int] = {}
         self._held = contextlib.ExitStack()
+        self._folder: RunFolder | None = None
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=QUEUED_ITEMS)
         self._closed = False
         self._thread = threading.Thread(target=self._drain, name="telemetry", daemon=True)
@@ -117,10 +118,11 @@ class Recorder:
             recorder.run_health.remember(standing)
             jsonl = JsonlSink(folder, on_warning=recorder._sink_warning)
             if resumed_from is not None:
-                jsonl.write_marker(resume_marker(resumed_from, recorder._clock()))
+                jsonl.take_back(resume_marker(resumed_from, recorder._clock()))
             # the queue is still empty, so the thread has not read the list
             recorder._sinks = [jsonl, *sinks]
             recorder._held = held.pop_all()
+            recorder._folder = folder
         if resumed_from is not None:
             recorder._step = resumed_from
             recorder.event("resumed_from", f"resumed from the checkpoint of step {resumed_from}", step=resumed_from)
@@ -170,6 +172,14 @@ class Recorder:
         self._keep("event", event)
         self._put("write_event", event)
         return event
+
+    def take_back(self, step: int) -> None:
+        """Take back what was recorded of steps above `step`: the run goes on from there. It waits for the sinks."""
+        self._put("take_back", resume_marker(step, self._clock()))
+        self.flush()
+        standing = self._folder.read_metrics() if self._folder is not None else []
+        self.totals, self.run_health, self._step = Totals(standing), Health(), step
+        self.run_health.remember(standing)
 
     def warning(self, kind: str, text: str, **fields: Any) -> Record:
         """An event that a person should look at."""

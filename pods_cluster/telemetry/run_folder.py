@@ -7,6 +7,7 @@
              samples.jsonl    whole groups of rollouts, for people to read
              evals.jsonl      one object for each held-out row of each evaluation: right or wrong
              checkpoints/     states that --resume continues from
+             copies/          the newest light copy of the learner's state, while the run goes on or where it failed
              model/           the trained model in Hugging Face format
              summary.json     the end-of-run summary
              figures/         curves
@@ -134,6 +135,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def copies(self) -> Path:
+        return self.path / "copies"
 
     @property
     def model(self) -> Path:

@@ -34,6 +34,10 @@ class Sink(Protocol):
 
     def write_evals(self, rows: list[Record]) -> None: ...
 
+    def take_back(self, marker: Record) -> None:
+        """The run goes on from the marker's step: what was written of later ones does not stand."""
+        ...
+
     def retry(self) -> None:
         """Called now and then while nothing is written, and by `Recorder.flush`."""
         ...
@@ -67,7 +71,7 @@ class JsonlSink:
         for row in rows:
             self.evals.write(row)
 
-    def write_marker(self, marker: Record) -> None:
+    def take_back(self, marker: Record) -> None:
         """Take back the metrics, samples and evaluations of steps above the marker's."""
         self.metrics.write(marker)
         self.samples.write(marker)
@@ -109,8 +113,8 @@ class TensorBoardSink:
         """`purge_after`: the step that a run is resumed from; TensorBoard hides what it had of later ones."""
         _require("tensorboard", "tensorboard", "tensorboard", self.name)
         module = _require("torch.utils.tensorboard", "tensorboard", "tensorboard", self.name)
-        purge_step = None if purge_after is None else purge_after + 1
-        self._writer = module.SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)
+        self._make_writer, self._path = module.SummaryWriter, str(folder.path / "tensorboard")
+        self._writer = self._make_writer(self._path, purge_step=None if purge_after is None else purge_after + 1)
 
     def write_step(self, record: Record) -> None:
         for name, value in _scalars(record).items():
@@ -126,6 +130,10 @@ class TensorBoardSink:
 
     def write_evals(self, rows: list[Record]) -> None:
         pass  # single rows are read in evals.jsonl; their means are metrics
+
+    def take_back(self, marker: Record) -> None:
+        self._writer.close()
+        self._writer = self._make_writer(self._path, purge_step=marker["step"] + 1)
 
     def retry(self) -> None:
         self._writer.flush()
@@ -202,6 +210,9 @@ class WandbSink:
 
     def write_evals(self, rows: list[Record]) -> None:
         pass
+
+    def take_back(self, marker: Record) -> None:
+        pass  # steps that come again are shown twice
 
     def retry(self) -> None:
         pass

@@ -60,7 +60,7 @@ def ended(pid: int, seconds: float) -> bool:
     return False
 
 
-def test_a_controller_that_stops_answering_ends_the_command(
+def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_started_again(
     cluster: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "SILENCE_SECONDS", 5.0)
@@ -82,7 +82,7 @@ def test_a_controller_that_stops_answering_ends_the_command(
         with pytest.raises(
             RunError, match=r"hung/controller/0: the run's controller has not answered for 5 s.*--resume"
         ):
-            driver.train(config_of(made, tmp_path, "hung"), live=False)
+            driver.train(config_of(made, tmp_path, "hung", "run.restarts=0"), live=False)
     finally:
         thread.join()
     assert stopped

@@ -23,6 +23,7 @@ from pods_cluster.generation.messages import (
 )
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.learning.reports import (
+    CopyReport,
     LearnerError,
     LostGroup,
     ResizeError,
@@ -44,7 +45,7 @@ reward: [{name: exact_match}]
 generator: {engine: paced, rollouts_per_prompt: 8, max_tokens: 8}
 selector: {keep: 4}
 learner: {prompts_per_step: 4, tokens_per_microbatch: 64}
-run: {name: loop, steps: 3, samples_every: 0, export: false, checkpoint: {every: 0}}
+run: {name: loop, steps: 3, samples_every: 0, export: false, checkpoint: {every: 0, copy_every: 0}}
 """
 
 
@@ -360,6 +361,16 @@ class Learners:
             fetch_seconds=0.0,
             update_seconds=0.01,
         )
+
+    async def copy_state(self, path: Path) -> CopyReport:
+        path.mkdir(parents=True)
+        return CopyReport()
+
+    async def copy_report(self) -> CopyReport:
+        return CopyReport(written=True)
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
 
     async def save(self, path: Path) -> None:
         path.mkdir(parents=True)

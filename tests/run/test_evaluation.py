@@ -149,6 +149,6 @@ def test_a_run_ends_when_its_time_is_up_with_an_evaluation_and_a_state(
     assert loop.run.step == 5
     records = {record["step"]: record for record in loop.folder.read_metrics()}
     assert records[5]["eval/greedy_accuracy"] == 1.0
-    state = loop.run._state()
+    state = loop.run.state()
     assert state.seconds >= 2e9
     assert (loop.folder.checkpoints / "step-5").is_dir() or list(loop.folder.checkpoints.iterdir())

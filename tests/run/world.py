@@ -21,6 +21,7 @@ from pods_cluster.run.loop import Run
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.types import Fate, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 from tests.run.parts import CoreSelector, Learners, Stream
@@ -398,7 +399,7 @@ class Life:
             stream=cast(Any, self.stream),
             held_out=[],
             recorder=cast(Any, self.recorder),
-            folder=cast(Any, None),
+            folder=RunFolder(folder),
         )
         self.run.saver.save = _nothing  # type: ignore[method-assign]
         self.run.saver.save_last = _nothing  # type: ignore[method-assign]

@@ -1,0 +1,107 @@
+"""A run outlives each of its parts, and comes to the very weights of one in which nothing failed. Real processes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pods_cluster.client import driver
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.config import Config, load_config
+from pods_cluster.run.live_file import LIVE_FILE
+from pods_cluster.telemetry.run_folder import RunFolder
+from tests.client.faults import Faults, send
+from tests.tiny_run import Made
+
+STEPS = 9
+
+
+def config_of(made: Made, runs: Path, name: str, *overrides: str) -> Config:
+    return load_config(
+        CONFIG,
+        [
+            *made.overrides(runs),
+            f"reward.0.name={Path(__file__).with_name('graded.py')}:score",
+            "reward.0.range=[0, 1]",
+            f"run.name={name}",
+            f"run.steps={STEPS}",
+            "generator.rollouts_per_prompt=8",
+            "generator.max_tokens=6",
+            "selector.keep=4",
+            "learner.prompts_per_step=4",
+            "learner.learning_rate=1e-3",
+            "learner.warmup_steps=1",
+            "run.eval.every=0",
+            "run.checkpoint.every=0",
+            "run.checkpoint.copy_every=2",
+            "run.samples_every=0",
+            "data.eval=null",
+            *overrides,
+        ],
+    )
+
+
+def weights(runs: Path, name: str) -> bytes:
+    return (runs / name / "model" / "model.safetensors").read_bytes()
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in RunFolder.open(folder).read_events() if event["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: None, made: Made, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of a run in which nothing fails."""
+    runs = tmp_path_factory.mktemp("whole")
+    driver.train(config_of(made, runs, "whole"), live=False)
+    return weights(runs, "whole")
+
+
+def test_a_run_outlives_each_of_its_parts_to_the_very_same_weights(whole: bytes, made: Made, tmp_path: Path) -> None:
+    faults = Faults(
+        tmp_path / "broken",
+        [
+            (3, send("learner", signal.SIGKILL)),
+            (5, send("selector", signal.SIGKILL)),
+            (7, send("controller", signal.SIGKILL)),
+        ],
+    )
+    faults.start()
+    summary = driver.train(config_of(made, tmp_path, "broken"), live=False)
+    print("seconds from each fault to the second step after it:", [round(each, 1) for each in faults.result()])
+    assert summary.status == "finished"
+    folder = tmp_path / "broken"
+    learner, selector, controller = events(folder, "restarting")
+    assert all("died" in event["text"] for event in (learner, selector, controller))
+    assert "another controller" in controller["text"]
+    assert not (folder / LIVE_FILE).exists()
+    assert "no step is lost" in events(folder, "restarted")[1]["text"]
+    steps = [record["step"] for record in RunFolder.open(folder).read_metrics() if "timing_s/step" in record]
+    assert steps == list(range(1, STEPS + 1)), "a step is missing, or stands twice"
+    assert weights(tmp_path, "broken") == whole
+
+
+@pytest.mark.slow
+def test_without_restarts_the_first_fault_ends_the_run_and_a_resume_is_exact(
+    whole: bytes, made: Made, tmp_path: Path
+) -> None:
+    faults = Faults(tmp_path / "ended", [(3, send("learner", signal.SIGKILL))])
+    faults.start()
+    with pytest.raises(Exception, match="died"):
+        driver.train(config_of(made, tmp_path, "ended", "run.restarts=0"), live=False)
+    driver.train(config_of(made, tmp_path, "ended"), resume=True, live=False)
+    assert weights(tmp_path, "ended") == whole
+
+
+@pytest.mark.slow  # half a minute until the silence of a process counts
+@pytest.mark.parametrize("role", ["learner", "selector", "controller"])
+def test_a_process_that_is_stopped_is_noticed(cluster: None, made: Made, tmp_path: Path, role: str) -> None:
+    faults = Faults(tmp_path / role, [(3, send(role, signal.SIGSTOP))])
+    faults.start()
+    assert driver.train(config_of(made, tmp_path, role, "learner.workers=2"), live=False).status == "finished"
+    print(f"seconds from the stop of the {role} to the second step after it:", faults.result())
+    (event,) = events(tmp_path / role, "restarting")
+    assert "answer" in event["text"]
