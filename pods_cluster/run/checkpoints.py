@@ -24,6 +24,8 @@ from typing import Any
 
 STATE_FILE = "state.json"
 FORMAT = 1
+TEMPORARY = ".tmp"
+OLD = ".old"
 BROKEN = ".broken"
 """Ending of a checkpoint's folder that was refused: it counts no more."""
 _READ_BYTES = 1 << 22
@@ -85,7 +87,7 @@ def latest(folder: Path) -> Path | None:
 
 def temporary_folder(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step is written before it has its place."""
-    return folder / f"{name_of(step)}.tmp"
+    return folder / f"{name_of(step)}{TEMPORARY}"
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -104,8 +106,12 @@ def finish(temporary: Path, state: RunState, keep: int) -> Path:
         json.dump({"format": FORMAT, **asdict(state), "files": files}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    shutil.rmtree(final, ignore_errors=True)
+    old = final.with_name(final.name + OLD)
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():  # a kill from here on leaves the temporary one, which is whole: `_tidy` finds it
+        final.rename(old)
     temporary.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
     for old in completed(final.parent)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -124,7 +130,10 @@ def newest_sound(folder: Path, copies: Path | None = None) -> tuple[Path | None,
     Raises CheckpointError where there are checkpoints and none is sound; all stay in place then.
     """
     wrong: list[tuple[Path, str]] = []
-    there = [*(completed(copies) if copies is not None else ()), *completed(folder)]
+    for each in (folder, copies):
+        if each is not None:
+            _tidy(each)
+    there = [*completed(folder), *(completed(copies) if copies is not None else ())]
     for path in sorted(there, key=_step_of, reverse=True):
         fault = fault_of(path)
         if fault is None:
@@ -138,6 +147,18 @@ def newest_sound(folder: Path, copies: Path | None = None) -> tuple[Path | None,
         told = "; ".join(text for _, text in wrong)
         raise CheckpointError(f"{folder}: no checkpoint is whole ({told}); copy one back, or begin the run anew")
     return None, []
+
+
+def _tidy(folder: Path) -> None:
+    """Put a checkpoint in place that was whole when its run was killed, and remove what was not; nobody writes there now."""
+    for path in folder.glob(f"step-*{TEMPORARY}"):
+        final = path.with_suffix("")
+        if (path / STATE_FILE).is_file() and not final.exists() and fault_of(path) is None:
+            path.rename(final)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(f"step-*{OLD}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def fault_of(path: Path) -> str | None:

@@ -1,6 +1,9 @@
 """A checkpoint on disk is whole or absent."""
 
+import itertools
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -144,3 +147,79 @@ def test_a_checkpoint_from_before_checksums_is_taken(tmp_path: Path):
     del state["files"]
     (path / checkpoints.STATE_FILE).write_text(json.dumps(state))
     assert checkpoints.newest_sound(tmp_path) == (path, [])
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing of the checkpoint's code runs after it."""
+
+
+class Kill:
+    """Ends the work with the file system at its n-th operation (Python's audit events), and at all later ones."""
+
+    OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        sys.addaudithook(self._hook)  # stays as long as the process
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.left is None or event not in self.OPERATIONS:
+            return
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def at(self, operation: int, work: Callable[[], object]) -> bool:
+        """Whether `work` was ended."""
+        self.left = operation
+        try:
+            work()
+        except Killed:
+            return True
+        finally:
+            self.left = None
+        return False
+
+
+KILL = Kill()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["another-step", "the-same-step"])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_kill_at_any_moment_of_a_checkpoint_leaves_one_that_is_sound(tmp_path: Path, keep: int, again: bool) -> None:
+    def save(folder: Path, step: int) -> None:
+        temporary = checkpoints.begin(folder, step)
+        (temporary / "learner").mkdir()
+        (temporary / "learner" / "weights").write_bytes(b"x" * 1000)
+        checkpoints.finish(temporary, RunState(step=step, version=step, stream={}, ledger={}, attempts=[]), keep)
+
+    moments = itertools.count()
+    for moment in moments:
+        folder = tmp_path / str(moment)
+        save(folder, 1)
+        if not KILL.at(moment, lambda folder=folder: save(folder, 1 if again else 2)):
+            break
+        newest, refused = checkpoints.newest_sound(folder)
+        assert newest is not None, f"none is left after a kill at operation {moment}"
+        assert not refused
+        assert checkpoints.read_state(newest).step in (1, 2)
+        assert not [path.name for path in folder.iterdir() if path.suffix], "half a checkpoint is left"
+        save(folder, 3)
+        assert checkpoints.newest_sound(folder)[0] == folder / checkpoints.name_of(3)
+    assert moment > 8
+
+
+def test_the_newest_of_checkpoints_and_light_copies_is_taken(tmp_path: Path) -> None:
+    saved, copies = tmp_path / "checkpoints", tmp_path / "copies"
+    for step in (2, 6):
+        write(saved, step)
+    write(copies, 4)
+    assert checkpoints.newest_sound(saved, copies)[0] == saved / "step-000006"
+    write(copies, 6, keep=1)
+    assert checkpoints.newest_sound(saved, copies)[0] == saved / "step-000006", "that has the model too"
+    copy = write(copies, 8, keep=1)
+    assert checkpoints.newest_sound(saved, copies)[0] == copy
+    (copy / "state.json").write_text("{")
+    newest, refused = checkpoints.newest_sound(saved, copies)
+    assert newest == saved / "step-000006"
+    assert len(refused) == 1
