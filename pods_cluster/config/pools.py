@@ -148,6 +148,9 @@ class SelectorConfig(Section):
     `reward_per_token`, `cost_aware` (docs/algorithms.md), or `package.module:function`."""
     keep: int = Field(default=16, ge=2)
     """m: rollouts kept of each group; with m = n the run is plain GRPO."""
+    budget: Literal["group", "step"] = "group"
+    """`group`: m rollouts of each group; `step`: the groups of a step keep m each on average, more where rewards spread
+    more."""
     min_valid: int | None = Field(default=None, ge=2)
     """Fewest valid rewards that a group is trained with; left out: m."""
     no_signal: Literal["replace", "drop", "keep"] = "replace"

@@ -187,6 +187,11 @@ class Config(Section):
                 f"selector.settle: {self.selector.settle} leaves rollouts unfinished, so learner.advantage.scope: "
                 f"group has no whole group to average over; use scope: kept or settle: off"
             )
+        if self.selector.budget == "step":
+            yield (
+                f"selector.settle: {self.selector.settle} stops a group that has m rollouts to keep, but selector.budget: step "
+                f"says how many only when all groups are there; use budget: group or settle: off"
+            )
         waves, n = self.selector.waves, self.generator.rollouts_per_prompt
         if self.selector.settle == "waves" and waves > n:
             yield (

@@ -25,7 +25,8 @@ CALL_SECONDS = 30.0
 class SelectorHandle:
     """Wraps the Ray handle of a `SelectorActor`. A call that gets no answer raises SelectorLost.
 
-    `straggler` is how many seconds a step that could be filled waits for the oldest groups.
+    `straggler` is how many seconds a step that could be filled waits for the oldest groups. `whole_steps`: the groups of a
+    step come together, as they share what they keep.
     """
 
     @classmethod
@@ -36,11 +37,13 @@ class SelectorHandle:
         """
         selection_policy(config)
         handle = start_selector(name, config, index)
-        return cls(handle, straggler=config.selector.straggler_timeout if config.staleness else 0.0)
+        straggler = config.selector.straggler_timeout if config.staleness else 0.0
+        return cls(handle, straggler=straggler, whole_steps=config.selector.budget == "step")
 
-    def __init__(self, handle: Any, *, straggler: float = 0.0) -> None:
+    def __init__(self, handle: Any, *, straggler: float = 0.0, whole_steps: bool = False) -> None:
         self.handle = handle
         self.straggler = straggler
+        self.whole_steps = whole_steps
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
         return await self._call("expect", list(groups))
@@ -49,7 +52,8 @@ class SelectorHandle:
         return await self._call("instructions", timeout, extra=timeout)
 
     async def collect(self, want: int, version: int, timeout: float) -> Decision:
-        return await self._call("collect", want, version, timeout, extra=timeout, straggler_s=self.straggler)
+        how = {"straggler_s": self.straggler, "partial": not self.whole_steps}
+        return await self._call("collect", want, version, timeout, extra=timeout, **how)
 
     async def mark_lost(self, worker: str) -> None:
         await self._call("mark_lost", worker)

@@ -167,15 +167,17 @@ class GroupAssembler:
         self.n_worker_lost += lost
         return lost
 
-    def evaluate(self, policy: SelectionPolicy, learner_version: int, staleness: int) -> GroupEvaluation:
+    def evaluate(
+        self, policy: SelectionPolicy, learner_version: int, staleness: int, keep: int | None = None
+    ) -> GroupEvaluation:
         """Select among the rollouts that are here and fresh: learner_version - first version <= staleness.
 
-        Raises RuleError when the rule fails.
+        `keep`: so many in place of the policy's. Raises RuleError when the rule fails.
         """
         finished, usable, fresh = self._masks(learner_version - staleness)
         outcome = select(
             self.rewards if fresh is None else np.where(fresh, self.rewards, np.nan),
-            policy.config.keep,
+            policy.config.keep if keep is None else keep,
             policy.rule,
             policy.seed,
             self.group,

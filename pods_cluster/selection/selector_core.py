@@ -16,6 +16,7 @@ from pods_cluster.selection.group_assembler import GroupAssembler, GroupEvaluati
 from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.stopping import Instructions, RemainingLengths, Wave
+from pods_cluster.selection.variance_budget import allocate
 from pods_cluster.types import Fate, GroupId, GroupShard, Selection
 
 MAX_FATES = 4096
@@ -215,6 +216,8 @@ class SelectorCore:
             youngest = max(self._position[group] for group in chosen)
             older = sum(map(youngest.__gt__, self._position.values()))
             decision.overtaken = older - (len(chosen) - 1)
+        if self.policy.config.budget == "step":
+            self._spread_budget(chosen, learner_version, staleness)
         for group in chosen:
             evaluation = self._trainable[group]
             assert evaluation.selection is not None
@@ -226,6 +229,17 @@ class SelectorCore:
         decision.ready, decision.more_fates = len(self._trainable), len(self._fates)
         decision.incomplete = len(self._groups) - decision.ready
         return decision
+
+    def _spread_budget(self, chosen: list[GroupId], learner_version: int, staleness: int) -> None:
+        """Select again in groups that keep more or fewer than m, as their spreads ask for."""
+        found = [selection for group in chosen if (selection := self._trainable[group].selection) is not None]
+        keep = self.policy.config.keep
+        counts = allocate([each.group_std for each in found], [each.group_valid for each in found], keep * len(found))
+        for group, count in zip(chosen, counts.tolist(), strict=True):
+            if count != keep:
+                again = self._groups[group].evaluate(self.policy, learner_version, staleness, keep=count)
+                if again.selection is not None:  # fewer may be without a signal: then the group keeps its m
+                    self._trainable[group] = again
 
     def expected(self) -> list[GroupId]:
         """Return the groups without a fate, in the order of issue."""
