@@ -20,7 +20,13 @@ from pods_cluster.weights.protocol import (
     WeightUpdate,
 )
 from pods_cluster.weights.relay_plan import RelayPlan
-from pods_cluster.weights.remote_calls import actor_identity, failure_reason, original_error, start_call
+from pods_cluster.weights.remote_calls import (
+    actor_identity,
+    failure_reason,
+    original_error,
+    shared_argument,
+    start_call,
+)
 from pods_cluster.weights.transport import Deadline, first_line
 
 
@@ -111,8 +117,9 @@ class BroadcastGroup:
 
     async def transfer(self, update: WeightUpdate) -> PhaseOutcome:
         """Send `update` from all learner ranks to all workers, and verify it if so configured."""
-        calls = {name: handle.receive.remote(update) for name, handle in self._workers.items()}
-        sends = [rank.weights_send.remote(update) for rank in self._ranks]
+        described = shared_argument(update)
+        calls = {name: handle.receive.remote(described) for name, handle in self._workers.items()}
+        sends = [rank.weights_send.remote(described) for rank in self._ranks]
         outcome = await self._run_phase(calls, sends, update.timeout)
         if self._settings.verify and not outcome.failed:
             outcome = await self._verify(update.timeout)
