@@ -80,7 +80,14 @@ def main() -> None:
     finally:
         ray.shutdown()
     found["plan_rollout"] = plan_seconds(options.groups)
-    settings = {"workers": options.workers, "groups": options.groups, "n": N, "m": M, "tokens": TOKENS, "layers": LAYERS}
+    settings = {
+        "workers": options.workers,
+        "groups": options.groups,
+        "n": N,
+        "m": M,
+        "tokens": TOKENS,
+        "layers": LAYERS,
+    }
     write_result(options.out, {"machine": started, "settings": settings, "cpu_seconds": found})
     print(found)
 
