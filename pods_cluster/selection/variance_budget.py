@@ -24,12 +24,12 @@ def allocate(spreads: Sequence[float], sizes: Sequence[int], budget: int) -> Int
     Where the bounds do not allow the budget the sum is the nearest that they allow. Groups of no spread get LEAST; where none
     has any, all get the same. Rounding favours the larger remainder, then the larger spread, then the earlier group.
     """
-    spread, most = np.asarray(spreads, dtype=float), np.asarray(sizes, dtype=np.int64)
+    given, most = np.asarray(spreads, dtype=float), np.asarray(sizes, dtype=np.int64)
     least = np.minimum(LEAST, most)
     budget = int(np.clip(budget, least.sum(), most.sum()))
-    largest = float(spread.max(initial=0.0))
+    largest = float(given.max(initial=0.0))
     # what is a billionth of the largest is nothing, so that the search below ends
-    spread = np.where(spread > 1e-9 * largest, spread / largest, 0.0) if largest > 0 else np.ones(len(spread))
+    spread = np.where(given > 1e-9 * largest, given / largest, 0.0) if largest > 0 else np.ones(len(given))
     # the sum of the bounded shares rises with their common factor: halve the interval that holds it
     low, high = 0.0, float(most.max()) / float(spread[spread > 0].min())
     for _ in range(_ROUNDS):
@@ -40,6 +40,6 @@ def allocate(spreads: Sequence[float], sizes: Sequence[int], budget: int) -> Int
     # Left over: one each by remainder, and of groups without spread only where no other has room.
     while (left := budget - int(kept.sum())) > 0:
         room = kept < most
-        order = sorted(np.flatnonzero(room), key=lambda at: (-(shares[at] - kept[at]), -spread[at], at))
+        order = sorted(np.flatnonzero(room), key=lambda at: (-(shares[at] - kept[at]), -given[at], at))
         kept[order[:left]] += 1
     return kept

@@ -33,6 +33,7 @@ def test_the_shares_keep_their_bounds_their_sum_and_their_order(found: list[tupl
 
 
 def test_known_shares() -> None:
+    assert allocate([1e-12, 2e-12, 1.0], [8, 8, 2], 7).tolist() == [2, 3, 2]  # of two that are nothing the larger first
     assert allocate([1.0, 1.0, 1.0], [64] * 3, 24).tolist() == [8, 8, 8]
     assert allocate([3.0, 1.0], [64, 64], 16).tolist() == [12, 4]
     assert allocate([3.0, 1.0], [9, 64], 16).tolist() == [9, 7]  # the first has no more
