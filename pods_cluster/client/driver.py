@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -64,6 +65,7 @@ def train(
     owned = not ray.is_initialized()
     with console.status("connecting to Ray"):
         connect(config)
+    controller = None
     try:
         controller = start_controller(config, resume=resume)
         watch = _Watch(controller, actor_name(config.run.name, "controller"))
@@ -89,6 +91,9 @@ def train(
     finally:
         if owned:
             ray.shutdown()
+        elif controller is not None:  # an error's traceback would keep its handle, and that the run's name
+            with contextlib.suppress(Exception):
+                end_actors(config.run.name, END_SECONDS)
 
 
 class ControllerLost(RunError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.soak import TITLES, soak
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
@@ -20,28 +21,27 @@ STEPS = 9
 
 
 def config_of(made: Made, runs: Path, name: str, *overrides: str) -> Config:
-    return load_config(
-        CONFIG,
-        [
-            *made.overrides(runs),
-            f"reward.0.name={Path(__file__).with_name('graded.py')}:score",
-            "reward.0.range=[0, 1]",
-            f"run.name={name}",
-            f"run.steps={STEPS}",
-            "generator.rollouts_per_prompt=8",
-            "generator.max_tokens=6",
-            "selector.keep=4",
-            "learner.prompts_per_step=4",
-            "learner.learning_rate=1e-3",
-            "learner.warmup_steps=1",
-            "run.eval.every=0",
-            "run.checkpoint.every=0",
-            "run.checkpoint.copy_every=2",
-            "run.samples_every=0",
-            "data.eval=null",
-            *overrides,
-        ],
-    )
+    return load_config(CONFIG, [*config_settings(made, runs), f"run.name={name}", *overrides])
+
+
+def config_settings(made: Made, runs: Path) -> list[str]:
+    return [
+        *made.overrides(runs),
+        f"reward.0.name={Path(__file__).with_name('graded.py')}:score",
+        "reward.0.range=[0, 1]",
+        f"run.steps={STEPS}",
+        "generator.rollouts_per_prompt=8",
+        "generator.max_tokens=6",
+        "selector.keep=4",
+        "learner.prompts_per_step=4",
+        "learner.learning_rate=1e-3",
+        "learner.warmup_steps=1",
+        "run.eval.every=0",
+        "run.checkpoint.every=0",
+        "run.checkpoint.copy_every=2",
+        "run.samples_every=0",
+        "data.eval=null",
+    ]
 
 
 def weights(runs: Path, name: str) -> bytes:
@@ -105,3 +105,15 @@ def test_a_process_that_is_stopped_is_noticed(cluster: None, made: Made, tmp_pat
     print(f"seconds from the stop of the {role} to the second step after it:", faults.result())
     (event,) = events(tmp_path / role, "restarting")
     assert "answer" in event["text"]
+
+
+@pytest.mark.slow  # a run of its own command, and one to compare it with
+def test_a_soaked_run_ends_as_one_without_faults_and_leaves_nothing(made: Made, tmp_path: Path) -> None:
+    settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.name", "run.dir"))]
+    result = soak(tmp_path, settings, steps=22, every=4, baseline=True)
+    assert result["exit_code"] == 0, (tmp_path / "soak.log").read_text()[-3000:]
+    assert result["same_weights"]
+    assert result["steps_recorded"] == 22
+    assert {role for _, role, *_ in result["faults"]["rows"]} == set(TITLES)
+    assert not result["processes_left"]
+    assert not result["shared_memory_left"]
