@@ -24,6 +24,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("client/test_failing_rewards.py",),
     ("client/test_driver.py", "client/test_quickstart.py", "api/test_train.py"),
     ("client/test_recovery.py",),
+    ("run/test_leftovers.py",),
     ("client/test_sweep.py",),
     ("run/test_honesty.py",),
     ("learning/test_learner_group.py",),

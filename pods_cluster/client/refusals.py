@@ -57,7 +57,7 @@ def check_names(config: Config, *, own_rule: bool = True) -> None:
 def how_to_resume(config: Config, command: str) -> str:
     """The line that goes on with a run that has stopped or failed; empty where nothing of it is left to go on with."""
     folder = RunFolder(run_folder(config.run.dir) / config.run.name)
-    checkpoint = checkpoints.latest(folder.checkpoints)
+    checkpoint = checkpoints.latest(folder.checkpoints, folder.copies)
     if checkpoint is not None:
         return f"continue it from {checkpoint.name} with: {command}"
     return f"nothing was saved; begin it again with: {command}" if folder.config.is_file() else ""

@@ -79,10 +79,10 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint, or None."""
-    found = completed(folder)
-    return found[-1] if found else None
+def latest(folder: Path, copies: Path | None = None) -> Path | None:
+    """The newest whole checkpoint, or light copy in `copies`, or None."""
+    found = [*(completed(copies) if copies is not None else ()), *completed(folder)]
+    return max(found, key=_step_of, default=None)
 
 
 def temporary_folder(folder: Path, step: int) -> Path:

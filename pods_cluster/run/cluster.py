@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import Config
+from pods_cluster.run.leftovers import end_leftovers, forget_session, note_session
 from pods_cluster.run.ray_access import check_reachable, token_hint
 from pods_cluster.sizing.moves import Sizes
 
@@ -100,6 +104,13 @@ def connect(config: Config, *, quiet: bool = True, runs: int = 1) -> dict[str, A
     return resources
 
 
+def _note_own_session() -> None:
+    """Note the session of the cluster that this process has started, so that the next start can end what a kill leaves."""
+    with contextlib.suppress(OSError, LookupError):  # it is a convenience
+        session = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parent.parent
+        atexit.register(forget_session, note_session(session))
+
+
 def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
     address = config.cluster.address
     options: dict[str, Any] = {
@@ -121,7 +132,10 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
         # Ray would start an idle process for each of them.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         # On the loopback address Ray's servers listen there alone; else they would on all interfaces of the machine.
+        if ended := end_leftovers():
+            log.warning("%d process(es) that a killed run had left of its Ray cluster were ended", ended)
         ray.init(address="local", num_cpus=slots, include_dashboard=False, _node_ip_address=LOCAL_ADDRESS, **options)
+        _note_own_session()
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"
         hint = "check free memory and disk, or set cluster.address"

@@ -18,7 +18,7 @@ def write_live_file(folder: RunFolder, address: str) -> None:
     """Write the cluster's address and which process this is, so that `pods scale RUN` finds the run by its folder, and
     `pods status RUN` knows a killed one.
     """
-    values = {"address": address, "pid": os.getpid(), "began": _began(os.getpid()), "machine": _machine()}
+    values = {"address": address, "pid": os.getpid(), "began": process_began(os.getpid()), "machine": this_machine()}
     with contextlib.suppress(OSError):  # the recorder reports a folder that cannot be written
         (folder.path / LIVE_FILE).write_text(json.dumps(values) + "\n", encoding="utf-8")
 
@@ -43,15 +43,15 @@ def living_process(folder: RunFolder) -> int | bool | None:
     ended the run; None where that cannot be known: the run has ended, or is on another machine.
     """
     values = read_live_file(folder)
-    if values is None or not isinstance(values.get("pid"), int) or values.get("machine") != _machine():
+    if values is None or not isinstance(values.get("pid"), int) or values.get("machine") != this_machine():
         return None
-    began = _began(values["pid"])
+    began = process_began(values["pid"])
     if began is None or began != values.get("began"):
         return False  # or another process has its id by now
     return values["pid"]
 
 
-def _machine() -> list[str] | None:
+def this_machine() -> list[str] | None:
     """The host's name and the namespace of its process ids: ids mean the same where both are equal."""
     try:
         return [socket.gethostname(), os.readlink("/proc/self/ns/pid")]
@@ -59,7 +59,7 @@ def _machine() -> list[str] | None:
         return None
 
 
-def _began(pid: int) -> str | None:
+def process_began(pid: int) -> str | None:
     """When a process began, in ticks since the machine did; None where there is none, or it is dead and not collected."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -119,7 +119,7 @@ def test_a_killed_run_is_called_killed(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(shown.output)["status"] == "killed"
     refuse_start(config_of(tmp_path), resume=True)
 
-    monkeypatch.setattr(live_file, "_machine", lambda: ["elsewhere", "pid:[1]"])
+    monkeypatch.setattr(live_file, "this_machine", lambda: ["elsewhere", "pid:[1]"])
     assert living_process(folder) is None
     assert read_run_state(folder, "r").status == "running"  # as it was just written
 
