@@ -22,7 +22,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ),
     ("client/test_command.py",),
     ("client/test_failing_rewards.py",),
-    ("client/test_driver.py", "client/test_quickstart.py", "api/test_train.py"),
+    ("client/test_driver.py", "client/test_quickstart.py", "api/test_train.py", "examples/test_examples.py"),
     ("client/test_recovery.py",),
     ("run/test_leftovers.py",),
     ("client/test_sweep.py",),

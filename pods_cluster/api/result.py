@@ -34,6 +34,12 @@ class TrainResult:
         return path if (path / "config.json").is_file() else None
 
     @property
+    def best_model_path(self) -> Path | None:
+        """Folder of the model of the best evaluation, with `run.checkpoint.best`; None without one."""
+        path = RunFolder(self.folder).best
+        return path if (path / "config.json").is_file() else None
+
+    @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, from which `resume=True` goes on; None where none was saved."""
         return checkpoints.latest(RunFolder(self.folder).checkpoints)

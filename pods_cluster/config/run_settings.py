@@ -37,6 +37,9 @@ class CheckpointConfig(Section):
     copies would take more than 2 % of the ranks' time. 0: none."""
     keep: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
+    best: str | None = Field(default=None, pattern=r"^eval/\S+$")
+    """A metric of the evaluations, as `eval/greedy_accuracy`: the model of the evaluation where it was highest is kept in the
+    run's folder as `best/`. Left out: none."""
 
 
 class RunConfig(Section):

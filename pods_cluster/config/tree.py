@@ -89,6 +89,11 @@ class Config(Section):
                 f"run.eval.every: {self.run.eval.every} needs held-out rows; add data.eval (path or split), "
                 f"or set run.eval.every: 0"
             )
+        if self.run.checkpoint.best is not None and not self.run.eval.every:
+            yield (
+                f"run.checkpoint.best: {self.run.checkpoint.best!r} is never measured without evaluations; add data.eval (path "
+                f"or split) and run.eval.every, or leave it out"
+            )
         if self.learner.kl.coefficient == 0 and self.learner.kl.reference is not None:
             yield (
                 f"learner.kl.reference: {self.learner.kl.reference!r} is never read while learner.kl.coefficient is 0; "

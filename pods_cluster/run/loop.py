@@ -158,6 +158,8 @@ class Run(RunParts):
         try:
             if evaluating:
                 values |= await self._evaluate(record=False)
+                with self._learner_at_work():
+                    await self.best.after_evaluation(self.step, values)
                 self._evaluation_owed = False
                 self.assembler.continuous.serve(self.version)
             if self.saver.is_due(self.step):

@@ -9,6 +9,7 @@ from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.messages import Failure
 from pods_cluster.run import checkpoints
+from pods_cluster.run.best_model import BestModel
 from pods_cluster.run.checkpoints import RunState
 from pods_cluster.run.copies import StateCopies
 from pods_cluster.run.group_samples import GroupSamples
@@ -54,6 +55,7 @@ class RunParts:
         self.idle = IdleShare()
         self.balancer = Balancer(config)
         self.saver = Saver(config, learners, folder, self.notice)
+        self.best = BestModel(config.run.checkpoint.best, folder, self.saver.export, self.notice)
         self.copies = StateCopies(config, learners, folder.copies, self.notice)
         self.learner_changes = False
         """Whether an update, a save or a change of size is under way, or was when the loop broke off: what the ranks hold then

@@ -9,6 +9,7 @@
              checkpoints/     states that --resume continues from
              copies/          the newest light copy of the learner's state, while the run goes on or where it failed
              model/           the trained model in Hugging Face format
+             best/            the model of the best evaluation, with run.checkpoint.best
              summary.json     the end-of-run summary
              figures/         curves
 """
@@ -143,6 +144,10 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
 
     @property
     def summary(self) -> Path:

@@ -15,7 +15,6 @@ import pytest
 from datasets import Dataset
 
 import pods_cluster
-from pods_cluster.telemetry.run_folder import RunFolder
 from tests.client.command import environment
 from tests.tiny_run import Made
 
@@ -78,43 +77,6 @@ def test_functions_of_this_process_reward_and_a_callback_ends_the_run(
     assert (frame.loc[1:, "rewards/lambda/mean"] > 0).all()
     assert result.evaluation["eval/rows"] == 4
     assert "TrainResult(python: stopped, " in repr(result)
-
-
-TRL_SCRIPT = """
-from datasets import Dataset
-from pods_cluster.trl import GRPOConfig, GRPOTrainer
-
-def reward_len(completions, **kwargs):
-    return [-abs(4 - len(completion)) for completion in completions]
-
-trainer = GRPOTrainer(
-    model=MODEL,
-    reward_funcs=reward_len,
-    args=GRPOConfig(output_dir=OUTPUT, max_steps=2, num_generations=4, max_completion_length=6, report_to="none"),
-    train_dataset=Dataset.from_list(ROWS),
-)
-trainer.train()
-"""
-
-
-@pytest.mark.slow  # two whole runs
-def test_a_script_of_trl_and_a_callback_that_fails(cluster: None, made: Made, tmp_path: Path) -> None:
-    scope = {"MODEL": str(made.model), "OUTPUT": str(tmp_path / "trl"), "ROWS": rows(made.train)[:16]}
-    exec(TRL_SCRIPT, scope)
-    result = scope["trainer"].result  # type: ignore[attr-defined]
-    assert (result.status, result.steps) == ("finished", 2)
-    assert result.model_path == tmp_path / "trl" / "model"
-    assert (result.metrics.loc[1:, "rewards/reward_len/mean"] <= 0).all()
-
-    def broken(step: dict[str, Any]) -> None:
-        raise ZeroDivisionError(f"at step {step['step']}")
-
-    settings = {**SETTINGS, "run": {"name": "broken", "dir": tmp_path, "steps": 1000, "export": False}}
-    with pytest.raises(ZeroDivisionError, match="at step 1"):
-        pods_cluster.train(made.model, made.train, "exact_match", callbacks=broken, display="off", **settings)
-    folder = RunFolder.open(tmp_path / "broken")
-    assert list(folder.checkpoints.glob("step-*/state.json"))
-    assert "a callback failed (ZeroDivisionError('at step 1'))" in folder.events.read_text()
 
 
 SCRIPT = """
