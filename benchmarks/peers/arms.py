@@ -54,32 +54,28 @@ class Arm:
         return asdict(self)
 
 
+ONE_ENGINE = {
+    "generator.workers": 1,
+    "generator.gpus_per_worker": 0.5,
+    "generator.max_sequences": 1024,
+    "generator.engine_options.kv_cache_gb": 12,
+}
+"""In place of the two engines of the configuration."""
+
 # In the order of their worth, the two trainers in turn. TRL's micro-batch of 64 rollouts is the largest power of two that was
 # tried on 141 GB without checkpointing; its vLLM takes 0.3 of the card, as much cache as 1,024 rollouts of 1,024 tokens need.
 ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (
-        Arm("ours-16-sync", "ours", 16, 16, 0, 75),
+        Arm("ours-16-sync", "ours", 16, 16, 0, 75, options=ONE_ENGINE),
         Arm("trl-16", "trl", 16, 16, 0, 150, evaluate=10, options={"per_device_train_batch_size": 64}),
-        Arm("ours-16-k1", "ours", 16, 16, 1, 75),
-        Arm("ours-64-k1", "ours", 64, 16, 1, 150, evaluate=10),
+        Arm("ours-16-k1", "ours", 16, 16, 1, 75, options=ONE_ENGINE),
+        Arm("ours-64-k1-two-engines", "ours", 64, 16, 1, 150, evaluate=10),
         Arm("trl-64", "trl", 64, 64, 0, 150, evaluate=2, options={"per_device_train_batch_size": 64}),
-        Arm("ours-64-k2", "ours", 64, 16, 2, 75, options={"weights.verify": True}),
-        Arm(
-            "ours-64-k2-two-engines",
-            "ours",
-            64,
-            16,
-            2,
-            60,
-            options={
-                "generator.workers": 2,
-                "generator.gpus_per_worker": 0.25,
-                "generator.max_sequences": 512,
-                "generator.engine_options.kv_cache_gb": 6,
-            },
-        ),
-        Arm("ours-64-sync", "ours", 64, 16, 0, 60),
+        Arm("ours-64-k1", "ours", 64, 16, 1, 75, options=ONE_ENGINE),
+        Arm("ours-64-k2", "ours", 64, 16, 2, 75, options=ONE_ENGINE | {"weights.verify": True}),
+        Arm("ours-64-k2-two-engines", "ours", 64, 16, 2, 75),
+        Arm("ours-64-sync", "ours", 64, 16, 0, 60, options=ONE_ENGINE),
         Arm(
             "trl-16-uncorrected",
             "trl",

@@ -48,9 +48,9 @@ def command(arm: Arm, settings: Settings, config: Path, out: Path) -> list[str]:
         "run.samples_every": 0,
         "run.export": False,
     }
+    fields |= arm.options
     if settings.device == "cpu":
         fields |= CPU
-    fields |= arm.options
     start = [sys.executable, "-c", "from pods_cluster.client.cli import main; main()", "train", "--plain", str(config)]
     return start + [f"{name}={json.dumps(value)}" for name, value in fields.items()]
 

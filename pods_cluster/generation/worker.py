@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,7 @@ class GeneratorWorker:
         from pods_cluster.generation.engines.factory import make_engine
         from pods_cluster.scoring import ScorerPool
 
+        sys.setswitchinterval(SWITCH_SECONDS)
         threads = self.config.generator.threads
         torch.set_num_threads(threads or max(1, int(self.config.generator.cpus_per_worker)))
         model = self.config.model

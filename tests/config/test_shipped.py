@@ -171,5 +171,5 @@ def test_the_chemistry_template_names_what_is_missing(arm: str, model: Path) -> 
 
 def test_one_card_holds_the_pools_that_share_it() -> None:
     shape = StepShape.of(load_config(ROOT / "configs" / "gsm8k-1gpu.yaml"))
-    assert (shape.ranks, shape.generators) == (1, 1)
+    assert (shape.ranks, shape.generators) == (1, 2)
     assert cards_needed(shape) == 1

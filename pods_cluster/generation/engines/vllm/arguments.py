@@ -61,9 +61,9 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
     if gpu:
         part = min(1.0, generator.cards / generator.tensor_parallel)
         arguments["gpu_memory_utilization"] = round(GPU_SHARE * part, 4)
-        if not {"enforce_eager", "cudagraph_capture_sizes", "compilation_config"} & set(passed):
-            # vLLM stops at 512: above, every step would launch each kernel by itself.
-            arguments["max_cudagraph_capture_size"] = generator.max_sequences
+        theirs = {"enforce_eager", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "compilation_config"}
+        if not theirs & set(passed):
+            arguments["cudagraph_capture_sizes"] = capture_sizes(generator.max_sequences)
     else:
         _check_head_size(config, model)
         arguments["enforce_eager"] = True
@@ -78,6 +78,17 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
         portion = {PORTION: admission_portion(options, generator.max_sequences, gpu)}
         passed = passed | {"additional_config": dict(passed.get("additional_config") or {}) | portion}
     return arguments | passed
+
+
+def capture_sizes(sequences: int) -> list[int]:
+    """Numbers of tokens for which a step's CUDA graphs are captured; vLLM's own end at 512.
+
+    As fine as vLLM's for steps in which up to so many sequences decode, and coarser up to twice as many tokens for those
+    that read prompts as well: without a graph each kernel of such a step is launched by itself.
+    """
+    fine = [1, 2, 4, *range(8, 256, 8), *range(256, sequences, 16)]
+    stride = max(8, sequences // 32)
+    return [*(size for size in fine if size < sequences), *range(sequences, 2 * sequences + 1, stride)]
 
 
 def admission_portion(options: VllmOptions, max_sequences: int, gpu: bool) -> int:
