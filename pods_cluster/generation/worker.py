@@ -29,6 +29,10 @@ T = TypeVar("T")
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
 
+SWITCH_SECONDS = 0.0002
+"""Time after which a thread of a worker gives up the interpreter to one that asks for it. The engine's thread asks many
+times a step; with Python's 5 ms it would wait that long behind a thread that decodes completions."""
+
 _WATCHDOG_GRACE = 2.0
 """Seconds after the deadline of a transfer at which it is broken off from outside the engine's thread."""
 _GIVE_UP_GRACE = 15.0
