@@ -69,6 +69,7 @@ class Assembler:
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
         # for a group that is being given up, nor to a worker without weights.
         self._sending = asyncio.Lock()
+        self._keeping: asyncio.Future[None] | None = None  # the workers' answers to `keep`: no step waits for them
         self.continuous = ContinuousIssue(
             config,
             pool,
@@ -132,7 +133,8 @@ class Assembler:
                 tally.selected(decision.selections, decision.stats)
                 for selection in decision.selections:
                     await self._on_selected(selection)
-                await self.pool.keep(decision.selections)
+                await self._until_kept()
+                self._keeping = asyncio.ensure_future(self.pool.keep(decision.selections))
             unserved = 0
             for ended in decision.fates:
                 await self._on_dropped(ended)  # while the workers still hold its rollouts
@@ -205,6 +207,7 @@ class Assembler:
         So are those of groups that ended in a step which is not made any more, as without them it would be another step.
         """
         self.continuous.end()
+        await self._until_kept()
         async with self._sending:
             order = dict(self._order)
             self._supply.give_back_held()
@@ -259,6 +262,12 @@ class Assembler:
             self._attempts[epoch, row] = count
 
     # Within.
+
+    async def _until_kept(self) -> None:
+        """Wait for the answers of workers that were told what to keep."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            await keeping
 
     async def _refill(self, count: int, version: int) -> None:
         """`count` slots may be filled: at once, or as the engines have room."""

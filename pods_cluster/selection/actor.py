@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +15,10 @@ from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCo
 from pods_cluster.selection.stopping import Instructions
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, GroupShard
+
+
+COLLECT_AFTER = 20_000
+"""Objects made before Python looks for cycles among the youngest; its own number is 700."""
 
 
 class SelectorError(RuntimeError):
@@ -61,7 +66,10 @@ class SelectorActor:
     Raises ConfigError for a rule that cannot be used (see `selection_policy`).
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, own_process: bool = False) -> None:
+        """`own_process`: nothing else runs in this process, whose settings may change."""
+        if own_process:
+            _rest_the_collector()
         self._core = SelectorCore(selection_policy(config))
         self._staleness = config.staleness
         self._changed = Notifier()
@@ -195,9 +203,19 @@ class SelectorActor:
         }
 
 
+def _rest_the_collector() -> None:
+    """Have Python look for cycles seldom: a group makes hundreds of objects and none of them is in a cycle, while a look
+    goes through all modules that the process has imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)
+
+
 def start_selector(run: str, config: Config, index: int = 0) -> Any:
     """Start a selector of a run as the Ray actor `<run>/selector/<index>` and return its handle. It asks for no CPU."""
     import ray
 
     actor = ray.remote(SelectorActor)
-    return actor.options(name=actor_name(run, "selector", index), namespace=NAMESPACE, num_cpus=0).remote(config)
+    return actor.options(name=actor_name(run, "selector", index), namespace=NAMESPACE, num_cpus=0).remote(
+        config, own_process=True
+    )
