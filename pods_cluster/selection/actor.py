@@ -16,7 +16,6 @@ from pods_cluster.selection.stopping import Instructions
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, GroupShard
 
-
 COLLECT_AFTER = 20_000
 """Objects made before Python looks for cycles among the youngest; its own number is 700."""
 
