@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from pods_cluster.config import Config
@@ -14,6 +12,8 @@ from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.continuous_issue import ContinuousIssue
 from pods_cluster.run.errors import RunError
+from pods_cluster.run.instructions import POLL_SECONDS, pass_instructions
+from pods_cluster.run.issued_groups import IssuedGroups
 from pods_cluster.run.prompt_history import PromptHistory
 from pods_cluster.run.prompt_supply import PromptSupply
 from pods_cluster.run.reward_watch import RewardWatch
@@ -24,8 +24,6 @@ from pods_cluster.selection.select import NO_SIGNAL_SPREAD
 from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
 
-POLL_SECONDS = 1.0
-"""Deadline of one question to the selector; when it brings nothing the workers' health is checked."""
 CHECK_SECONDS = 5.0
 """Time between two checks of the workers' health while the questions bring something."""
 
@@ -60,11 +58,8 @@ class Assembler:
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected, self._on_dropped = on_failure, on_selected, on_dropped
         self._group_size = config.generator.rollouts_per_prompt
-        self._prompts: dict[GroupId, Prompt] = {}
-        self._sizes: dict[GroupId, int] = {}
-        self._order: dict[GroupId, int] = {}  # of issue
+        self._groups = IssuedGroups(ledger)
         self._ended_now: list[tuple[int, GroupId, Prompt, Fate]] = []  # in the step that is being collected
-        self._attempts: Counter[tuple[int, int]] = Counter()
         self._lengths = ExpectedLengths()
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
         # for a group that is being given up, nor to a worker without weights.
@@ -87,11 +82,11 @@ class Assembler:
 
     def prompt_of(self, group: GroupId) -> Prompt:
         """The prompt of a group in flight."""
-        return self._prompts[group]
+        return self._groups.prompt(group)
 
     def prompts_in_flight(self) -> list[Prompt]:
         """Prompts of all groups that hold a slot, oldest first, and of those that are held back."""
-        return [*self._prompts.values(), *self._supply.held]
+        return [*self._groups.prompts(), *self._supply.held]
 
     async def fill(self, version: int) -> None:
         """Begin a step: the free slots of the ledger may be filled. The generators serve weight `version` now.
@@ -138,7 +133,9 @@ class Assembler:
             unserved = 0
             for ended in decision.fates:
                 await self._on_dropped(ended)  # while the workers still hold its rollouts
-                self._ended_now.append((self._order[ended.group], ended.group, self._prompts[ended.group], ended.fate))
+                self._ended_now.append(
+                    (self._groups.place(ended.group), ended.group, self._groups.prompt(ended.group), ended.fate)
+                )
                 self._end(ended.group, ended.fate)
                 tally.ended(ended.fate, ended.stats)
                 self._lengths.seen(ended.group.row, ended.stats.length_mean)
@@ -169,26 +166,7 @@ class Assembler:
 
         It goes on while the learner trains. Raises what the selector or the pool raises.
         """
-        while True:
-            instructions = await self.selector.instructions(POLL_SECONDS)
-            async with self._sending:
-                # Since the selector's answer a group may have been given up.
-                portions = [
-                    Portion(
-                        wave.group,
-                        self._prompts[wave.group],
-                        self._sizes[wave.group],
-                        wave.start,
-                        wave.stop,
-                        wave.mean_length if math.isfinite(wave.mean_length) else self._lengths.expected(wave.group.row),
-                    )
-                    for wave in instructions.waves
-                    if wave.group in self._prompts
-                ]
-                if portions:
-                    await self.pool.submit(portions)
-                if aborted := [group for group in instructions.abort if group in self._prompts]:
-                    await self.pool.abort(aborted)
+        await pass_instructions(self.selector, self.pool, self._groups, self._lengths, self._sending)
 
     def end_trained(self, groups: Iterable[GroupId]) -> None:
         """Give back the slots of groups that were trained."""
@@ -209,12 +187,11 @@ class Assembler:
         self.continuous.end()
         await self._until_kept()
         async with self._sending:
-            order = dict(self._order)
+            order = {group: self._groups.place(group) for group in self._groups}
             self._supply.give_back_held()
-            prompts = await self._cancel(list(self._prompts), Fate.CANCELLED, told=told)
+            prompts = await self._cancel(list(self._groups), Fate.CANCELLED, told=told)
         for place, group, prompt, fate in self._ended_now:
-            self.ledger.cancel_ended(fate)
-            self._attempts[group.epoch, group.row] = group.attempt
+            self._groups.undo_end(group, fate)
             order[group], prompts[group] = place, prompt
         self._ended_now.clear()
         self._supply.give_back({group: prompts[group] for group in sorted(prompts, key=lambda group: order[group])})
@@ -236,9 +213,7 @@ class Assembler:
 
     def attempts_to_save(self) -> list[list[int]]:
         """[epoch, row, count] of each row that was tried, for a checkpoint; groups in flight count as not tried."""
-        tried = Counter(self._attempts)
-        tried.subtract((prompt.epoch, prompt.row) for prompt in self._prompts.values())
-        return [[epoch, row, count] for (epoch, row), count in tried.items() if count > 0]
+        return self._groups.attempts_to_save()
 
     @property
     def rows_given_up(self) -> list[int]:
@@ -258,8 +233,7 @@ class Assembler:
         self._supply.count_from_here()
         self._supply.history.restore(silent)
         self._supply.restore_given_up(given_up)
-        for epoch, row, count in attempts:
-            self._attempts[epoch, row] = count
+        self._groups.restore_attempts(attempts)
 
     # Within.
 
@@ -285,13 +259,7 @@ class Assembler:
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
         for prompt in prompts:
-            row = (prompt.epoch, prompt.row)
-            group = GroupId(*row, self._attempts[row])
-            self._attempts[row] += 1
-            self.ledger.issue(group, version)
-            self._prompts[group] = prompt
-            self._sizes[group] = size
-            self._order[group] = self.ledger.issued
+            group = self._groups.begin(prompt, size, version)
             self._supply.issued(group)
             groups.append((group, prompt))
         first = await self.selector.expect([(group, size) for group, _ in groups])
@@ -312,20 +280,12 @@ class Assembler:
         self._supply.history.saw(group.epoch, group.row, signal)
 
     def _end(self, group: GroupId, fate: Fate) -> None:
-        self.ledger.end(group, fate)
+        self._groups.end(group, fate)
         self.continuous.look()
-        prompt = self._prompts.pop(group)
-        del self._sizes[group], self._order[group]
-        if fate is Fate.CANCELLED:
-            # given up before its time: the same attempt, with the same random streams, when the run goes on
-            self._attempts[prompt.epoch, prompt.row] -= 1
-        elif fate is not Fate.LOST:
-            # the row will not be tried again this epoch; forget its attempts so that the table stays small
-            self._attempts.pop((prompt.epoch, prompt.row), None)
 
     async def _cancel(self, groups: Sequence[GroupId], fate: Fate, *, told: bool = True) -> dict[GroupId, Prompt]:
         """End these groups everywhere; returns their prompts, which are to be given back."""
-        prompts = {group: self._prompts[group] for group in groups}
+        prompts = {group: self._groups.prompt(group) for group in groups}
         if told:
             await self.selector.cancel(groups)
             await self.pool.drop(groups)
@@ -340,7 +300,7 @@ class Assembler:
             self._supply.give_back(prompts)
             return
         if cause := self._supply.lost(prompts, failure):
-            self._attempts.pop((cause.epoch, cause.row), None)
+            self._groups.forget(cause)
         if self._supply.hopeless or self._supply.failures_in_a_row >= self.config.generator.max_failures:
             raise RunError(self._supply.describe_failures(failure))
 
@@ -354,7 +314,7 @@ class Assembler:
             await self._refill(await self.lose_worker(failure, selected, engine_failed=True), version)
 
     def _lost_with(self, failure: Failure, selected: Collection[GroupId]) -> list[GroupId]:
-        return [group for group in failure.groups if group in self._prompts and group not in selected]
+        return [group for group in failure.groups if group in self._groups and group not in selected]
 
     def _overdue(self, got: int, want: int) -> str:
         in_flight = self.ledger.in_flight

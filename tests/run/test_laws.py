@@ -79,8 +79,7 @@ def test_every_group_has_one_fate_and_nothing_is_left_behind(
     life.main()  # ends: no deadlock; inside: never a rollout older than k trained, never two fates, never too many out
     ledger = life.run.ledger
     assert not ledger.in_flight, "a slot leaked"
-    assert not life.run.assembler._prompts
-    assert not life.run.assembler._sizes
+    assert not life.run.assembler.prompts_in_flight()
     assert life.fates.keys() >= life.world.issued.keys(), "a group has no fate"
     never_sent = life.fates.keys() - life.world.issued.keys()  # nobody was left when it was to be sent
     assert {life.fates[group] for group in never_sent} <= {Fate.LOST}
