@@ -53,12 +53,12 @@ class Assembler:
         on_dropped: Callable[[GroupFate], Awaitable[None]],
     ) -> None:
         self.config = config
-        self.pool, self.selector, self.ledger = pool, selector, ledger
+        self.pool, self.selector = pool, selector
         self._supply = PromptSupply(stream, notice, PromptHistory(config.data.revisit, config.run.seed))
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected, self._on_dropped = on_failure, on_selected, on_dropped
         self._group_size = config.generator.rollouts_per_prompt
-        self._groups = IssuedGroups(ledger)
+        self.groups = IssuedGroups(ledger)
         self._ended_now: list[tuple[int, GroupId, Prompt, Fate]] = []  # in the step that is being collected
         self._lengths = ExpectedLengths()
         # Held while instructions are passed on, and while groups are given up or a worker is replaced: nothing is sent
@@ -68,7 +68,7 @@ class Assembler:
         self.continuous = ContinuousIssue(
             config,
             pool,
-            free=lambda: self.ledger.free,
+            free=lambda: self.groups.ledger.free,
             issue=self._issue,
             group_size=lambda: self._group_size,
             lock=self._sending,
@@ -82,11 +82,11 @@ class Assembler:
 
     def prompt_of(self, group: GroupId) -> Prompt:
         """The prompt of a group in flight."""
-        return self._groups.prompt(group)
+        return self.groups.prompt(group)
 
     def prompts_in_flight(self) -> list[Prompt]:
         """Prompts of all groups that hold a slot, oldest first, and of those that are held back."""
-        return [*self._groups.prompts(), *self._supply.held]
+        return [*self.groups.prompts(), *self._supply.held]
 
     async def fill(self, version: int) -> None:
         """Begin a step: the free slots of the ledger may be filled. The generators serve weight `version` now.
@@ -96,7 +96,7 @@ class Assembler:
         self._supply.begin_step()
         self.rewards.begin_step()
         self.continuous.serve(version)
-        await self._refill(self.ledger.free, version)
+        await self._refill(self.groups.ledger.free, version)
 
     def prompt_metrics(self) -> dict[str, float]:
         """The metrics of the dataset since the last call: see `PromptSupply.metrics`."""
@@ -134,7 +134,7 @@ class Assembler:
             for ended in decision.fates:
                 await self._on_dropped(ended)  # while the workers still hold its rollouts
                 self._ended_now.append(
-                    (self._groups.place(ended.group), ended.group, self._groups.prompt(ended.group), ended.fate)
+                    (self.groups.place(ended.group), ended.group, self.groups.prompt(ended.group), ended.fate)
                 )
                 self._end(ended.group, ended.fate)
                 tally.ended(ended.fate, ended.stats)
@@ -166,7 +166,7 @@ class Assembler:
 
         It goes on while the learner trains. Raises what the selector or the pool raises.
         """
-        await pass_instructions(self.selector, self.pool, self._groups, self._lengths, self._sending)
+        await pass_instructions(self.selector, self.pool, self.groups, self._lengths, self._sending)
 
     def end_trained(self, groups: Iterable[GroupId]) -> None:
         """Give back the slots of groups that were trained."""
@@ -187,11 +187,11 @@ class Assembler:
         self.continuous.end()
         await self._until_kept()
         async with self._sending:
-            order = {group: self._groups.place(group) for group in self._groups}
+            order = {group: self.groups.place(group) for group in self.groups}
             self._supply.give_back_held()
-            prompts = await self._cancel(list(self._groups), Fate.CANCELLED, told=told)
+            prompts = await self._cancel(list(self.groups), Fate.CANCELLED, told=told)
         for place, group, prompt, fate in self._ended_now:
-            self._groups.undo_end(group, fate)
+            self.groups.undo_end(group, fate)
             order[group], prompts[group] = place, prompt
         self._ended_now.clear()
         self._supply.give_back({group: prompts[group] for group in sorted(prompts, key=lambda group: order[group])})
@@ -213,7 +213,7 @@ class Assembler:
 
     def attempts_to_save(self) -> list[list[int]]:
         """[epoch, row, count] of each row that was tried, for a checkpoint; groups in flight count as not tried."""
-        return self._groups.attempts_to_save()
+        return self.groups.attempts_to_save()
 
     @property
     def rows_given_up(self) -> list[int]:
@@ -233,7 +233,7 @@ class Assembler:
         self._supply.count_from_here()
         self._supply.history.restore(silent)
         self._supply.restore_given_up(given_up)
-        self._groups.restore_attempts(attempts)
+        self.groups.restore_attempts(attempts)
 
     # Within.
 
@@ -252,14 +252,14 @@ class Assembler:
 
     async def _issue(self, count: int, version: int) -> int:
         """Send `count` more prompts to the generators, as far as the ledger has free slots; how many were sent."""
-        count = min(count, self.ledger.free)
+        count = min(count, self.groups.ledger.free)
         prompts = self._supply.next(count) if count > 0 else []
         if not prompts:
             return 0
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
         for prompt in prompts:
-            group = self._groups.begin(prompt, size, version)
+            group = self.groups.begin(prompt, size, version)
             self._supply.issued(group)
             groups.append((group, prompt))
         first = await self.selector.expect([(group, size) for group, _ in groups])
@@ -280,12 +280,12 @@ class Assembler:
         self._supply.history.saw(group.epoch, group.row, signal)
 
     def _end(self, group: GroupId, fate: Fate) -> None:
-        self._groups.end(group, fate)
+        self.groups.end(group, fate)
         self.continuous.look()
 
     async def _cancel(self, groups: Sequence[GroupId], fate: Fate, *, told: bool = True) -> dict[GroupId, Prompt]:
         """End these groups everywhere; returns their prompts, which are to be given back."""
-        prompts = {group: self._groups.prompt(group) for group in groups}
+        prompts = {group: self.groups.prompt(group) for group in groups}
         if told:
             await self.selector.cancel(groups)
             await self.pool.drop(groups)
@@ -300,7 +300,7 @@ class Assembler:
             self._supply.give_back(prompts)
             return
         if cause := self._supply.lost(prompts, failure):
-            self._groups.forget(cause)
+            self.groups.forget(cause)
         if self._supply.hopeless or self._supply.failures_in_a_row >= self.config.generator.max_failures:
             raise RunError(self._supply.describe_failures(failure))
 
@@ -314,10 +314,10 @@ class Assembler:
             await self._refill(await self.lose_worker(failure, selected, engine_failed=True), version)
 
     def _lost_with(self, failure: Failure, selected: Collection[GroupId]) -> list[GroupId]:
-        return [group for group in failure.groups if group in self._groups and group not in selected]
+        return [group for group in failure.groups if group in self.groups and group not in selected]
 
     def _overdue(self, got: int, want: int) -> str:
-        in_flight = self.ledger.in_flight
+        in_flight = self.groups.ledger.in_flight
         waiting = ", ".join(str(group) for group in list(in_flight)[:8])
         return (
             f"run.step_timeout: {self.config.run.step_timeout:g} s passed and the step has {got} of {want} groups; "

@@ -60,6 +60,7 @@ class World:
     def __init__(self, config: Config, selector: CoreSelector, chances: Chances, seed: int) -> None:
         self.config, self.selector, self.chances = config, selector, chances
         self.random = random.Random(seed)
+        self.aside = random.Random(seed + 1)  # of what may be asked earlier or later without another outcome
         self.names = 0
         self.scoring = ScoringTotals()
         self.members: dict[str, Worker] = {}
@@ -85,9 +86,9 @@ class World:
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
-    async def awhile(self) -> None:
+    async def awhile(self, chance: random.Random | None = None) -> None:
         """Others go on meanwhile, for a few turns."""
-        for _ in range(self.random.randrange(4)):
+        for _ in range((chance or self.random).randrange(4)):
             await asyncio.sleep(0)
 
     # What happens by itself.
@@ -194,7 +195,7 @@ class World:
         self._forget(lambda rollout: rollout[0] in groups and rollout not in kept)
 
     async def drop(self, groups: Sequence[GroupId]) -> None:
-        await self.awhile()
+        await self.awhile(self.aside)
         self._forget(lambda rollout: rollout[0] in groups)
         for worker in self.members.values():
             worker.groups -= set(groups)
@@ -405,7 +406,7 @@ class Life:
         self.run.saver.save_last = _nothing  # type: ignore[method-assign]
         self.world.scale = lambda workers: self.run.scaler.request(workers, None)
         self.book = Book(config.learner.prompts_per_step, config.staleness)
-        self.run.ledger = self.run.assembler.ledger = self.book
+        self.run.ledger = self.run.assembler.groups.ledger = self.book
 
     @property
     def fates(self) -> dict[GroupId, Fate]:
