@@ -85,7 +85,9 @@ def configure(
     `reward_defaults` are fields of `reward` for functions. Raises ConfigError; nothing is written then.
     """
     tree = (
-        load_tree(config, "a run's YAML file") if isinstance(config, str | os.PathLike) else changed({}, config or {})
+        load_tree(Path(config), "a run's YAML file")
+        if isinstance(config, str | os.PathLike)
+        else changed({}, config or {})
     )
     tree = changed(tree, sections)
     if model is not None:

@@ -39,6 +39,8 @@ def calibration_config(config: Config, folder: Path, *, steps: int, groups: int 
         "export": False,
         "tensorboard": False,
         "wandb": False,
+        "mlflow": False,
+        "trackio": False,
     }
     tree["run"]["eval"]["every"] = tree["run"]["checkpoint"]["every"] = 0
     return build_config(tree)

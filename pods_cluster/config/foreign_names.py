@@ -147,7 +147,7 @@ _NOTES: tuple[tuple[str, str, str], ...] = (
     ("selector.no_signal", "replace tries other prompts for groups without signal", "dynamic_sampling dynamic_filtering "
      "filter_groups filter_groups.enable"),
     ("learner.lora", "a section, as in learner.lora: {rank: 64}", "use_peft use_lora peft_config"),
-    ("run.tensorboard", "and run.wandb: true or false each", "report_to logger log_with"),
+    ("run.tensorboard", "and run.wandb, run.mlflow, run.trackio: true or false each", "report_to logger log_with"),
     ("run.samples_every", "whole groups are kept for people to read", "log_completions num_completions_to_print"),
     ("learner.kl.coefficient", "0 turns the penalty off", "use_kl_loss use_kl_in_reward"),
 )  # fmt: skip

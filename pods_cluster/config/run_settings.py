@@ -77,6 +77,10 @@ class RunConfig(Section):
     wandb: bool = False
     """Send the metrics to Weights & Biases too (extra `wandb`). Without an API key, or with WANDB_MODE=offline, they stay
     in the run's folder; an event says so."""
+    mlflow: bool = False
+    """Send the metrics to MLflow too (extra `mlflow`): to MLFLOW_TRACKING_URI, else they stay in the run's folder."""
+    trackio: bool = False
+    """Keep the metrics with trackio too (extra `trackio`): in TRACKIO_DIR, or in the Space of TRACKIO_SPACE_ID."""
 
     @field_validator("name")
     @classmethod

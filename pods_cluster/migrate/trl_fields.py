@@ -157,11 +157,11 @@ def translate_trl(given: Mapping[str, Any], *, rows: int, conversational: bool, 
     fields["data.shuffle"] = bool(take("shuffle_dataset"))
     sinks = take("report_to", default=[])
     sinks = [sinks] if isinstance(sinks, str) else list(sinks)
-    for sink in ("tensorboard", "wandb"):
+    for sink in ("tensorboard", "wandb", "mlflow", "trackio"):
         if sink in sinks:
             fields[f"run.{sink}"] = True
     for sink in sinks:
-        if sink not in ("tensorboard", "wandb", "none", "all"):
+        if sink not in ("tensorboard", "wandb", "mlflow", "trackio", "none", "all"):
             told.drop("report_to", f"{sink} is no sink of a run; its metrics are in metrics.jsonl")
     for name, (reason, harmless) in NO_COUNTERPART.items():
         told.drop(name, reason, unless=harmless)

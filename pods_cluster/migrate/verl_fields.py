@@ -152,7 +152,7 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     fields["run.checkpoint.every"] = max(0, int(take("trainer.save_freq")))
     sinks = take("trainer.logger", default=[])
     for sink in [sinks] if isinstance(sinks, str) else sinks:
-        if sink in ("wandb", "tensorboard"):
+        if sink in ("wandb", "tensorboard", "mlflow", "trackio"):
             fields[f"run.{sink}"] = True
         elif sink != "console":
             told.left_out.append(

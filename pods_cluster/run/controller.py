@@ -97,6 +97,8 @@ class Controller:
             resumed_from=resumed_from if resume else None,
             tensorboard=config.run.tensorboard,
             wandb=config.run.wandb,
+            mlflow=config.run.mlflow,
+            trackio=config.run.trackio,
             config=config.model_dump(mode="json"),
         )
         if self._after:

@@ -27,6 +27,7 @@ from pods_cluster.telemetry.step_record import (
     sample_record,
     step_record,
 )
+from pods_cluster.telemetry.tracker_sinks import MlflowSink, TrackioSink
 
 logger = logging.getLogger(__name__)
 Level = Literal["info", "warning", "error"]
@@ -95,13 +96,15 @@ class Recorder:
         resumed_from: int | None = None,
         tensorboard: bool = False,
         wandb: bool = False,
+        mlflow: bool = False,
+        trackio: bool = False,
         config: Mapping[str, Any] | None = None,
         strict: bool | None = None,
     ) -> Recorder:
         """The recorder of a run's folder, which it holds locked until `close`.
 
         `resumed_from`: the step of the checkpoint that the run goes on from; metrics and samples of later steps are
-        taken back, totals and `elapsed` go on from there. `config` is shown by Weights & Biases. Raises RunFolderError
+        taken back, totals and `elapsed` go on from there. `config` is shown by the trackers. Raises RunFolderError
         (another process writes there) and SinkUnavailable (a package is missing).
         """
         with contextlib.ExitStack() as held:
@@ -113,6 +116,10 @@ class Recorder:
                 sinks.append(TensorBoardSink(folder, purge_after=resumed_from))
             if wandb:
                 sinks.append(WandbSink(folder, config))
+            if mlflow:
+                sinks.append(MlflowSink(folder, config))
+            if trackio:
+                sinks.append(TrackioSink(folder, config))
             elapsed = max((record["elapsed"] for record in standing), default=0.0)
             recorder = cls(totals=Totals(standing), elapsed=elapsed, strict=strict)
             recorder.run_health.remember(standing)

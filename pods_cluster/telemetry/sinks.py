@@ -94,7 +94,8 @@ class JsonlSink:
             writer.close()
 
 
-def _require(module: str, package: str, extra: str, field: str) -> Any:
+def require(module: str, package: str, extra: str, field: str) -> Any:
+    """Import a tracker's module. Raises SinkUnavailable, naming the extra that brings it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -111,13 +112,13 @@ class TensorBoardSink:
 
     def __init__(self, folder: RunFolder, *, purge_after: int | None = None) -> None:
         """`purge_after`: the step that a run is resumed from; TensorBoard hides what it had of later ones."""
-        _require("tensorboard", "tensorboard", "tensorboard", self.name)
-        module = _require("torch.utils.tensorboard", "tensorboard", "tensorboard", self.name)
+        require("tensorboard", "tensorboard", "tensorboard", self.name)
+        module = require("torch.utils.tensorboard", "tensorboard", "tensorboard", self.name)
         self._make_writer, self._path = module.SummaryWriter, str(folder.path / "tensorboard")
         self._writer = self._make_writer(self._path, purge_step=None if purge_after is None else purge_after + 1)
 
     def write_step(self, record: Record) -> None:
-        for name, value in _scalars(record).items():
+        for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, global_step=record["step"], walltime=record["time"])
         self._writer.flush()
 
@@ -158,7 +159,7 @@ class WandbSink:
     def __init__(
         self, folder: RunFolder, config: Mapping[str, Any] | None = None, *, project: str = "pods-cluster"
     ) -> None:
-        wandb = _require("wandb", "wandb", "wandb", self.name)
+        wandb = require("wandb", "wandb", "wandb", self.name)
         settings = {"console": "off", "save_code": False, "silent": True, "init_timeout": WANDB_SECONDS}
 
         def start(mode: str) -> Any:
@@ -199,7 +200,7 @@ class WandbSink:
         return Path(self._run.dir)
 
     def write_step(self, record: Record) -> None:
-        self._run.log({"step": record["step"], "elapsed": record["elapsed"], **_scalars(record)})
+        self._run.log({"step": record["step"], "elapsed": record["elapsed"], **scalars(record)})
 
     def write_event(self, event: Record) -> None:
         if event.get("level") != "info":
@@ -232,7 +233,7 @@ def _wandb_key_is_known() -> bool:
         return False
 
 
-def _scalars(record: Record) -> dict[str, float]:
+def scalars(record: Record) -> dict[str, float]:
     """The metrics of a record that have a finite value."""
     return {
         name: value

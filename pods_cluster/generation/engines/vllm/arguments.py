@@ -102,7 +102,9 @@ def admission_portion(options: VllmOptions, max_sequences: int, gpu: bool) -> in
 def end_token_ids(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """Every token that ends a completion: those of the generation config (or the model's), and the tokenizer's."""
     try:
-        found = [GenerationConfig.from_pretrained(config.model.path, revision=config.model.revision).eos_token_id]
+        found = [
+            GenerationConfig.from_pretrained(config.model.path, revision=config.model.revision or "main").eos_token_id
+        ]
     except (OSError, ValueError):
         found = [None]
     if found[0] is None:

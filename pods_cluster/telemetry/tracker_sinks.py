@@ -1,0 +1,145 @@
+"""Sinks of experiment trackers beside Weights & Biases: MLflow and trackio. Both keep a run here unless told of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pods_cluster.telemetry.number_format import first_line
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.sinks import SinkUnavailable, require, scalars
+from pods_cluster.telemetry.step_record import Record
+
+PROJECT = "pods-cluster"
+MLFLOW_RUN = "mlflow-run.txt"
+"""In the run's folder: the id of its MLflow run, which a resume goes on with."""
+PARAMETER_LENGTH = 500
+"""MLflow refuses longer values."""
+
+
+class MlflowSink:
+    """MLflow, at MLFLOW_TRACKING_URI, else under `<run>/mlruns`. Raises SinkUnavailable when made."""
+
+    name = "mlflow"
+
+    def __init__(self, folder: RunFolder, config: Mapping[str, Any] | None = None) -> None:
+        mlflow = require("mlflow", "mlflow", "mlflow", "run.mlflow")
+        self._entities = require("mlflow.entities", "mlflow", "mlflow", "run.mlflow")
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        if not address:
+            address = (folder.path / "mlruns").as_uri()
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 asks for it beside its databases
+        try:
+            self._client = mlflow.MlflowClient(address)
+            self._run = self._run_of(folder, config or {})
+        except Exception as error:  # a server that cannot be reached, or refuses: MLflow has many kinds
+            raise SinkUnavailable(
+                f"run.mlflow: MLflow at {address} cannot be used ({first_line(error)}); correct MLFLOW_TRACKING_URI, or turn "
+                f"run.mlflow off"
+            ) from error
+        self.note = f"MLflow has the run at {address} (experiment {PROJECT}, run {self._run})"
+
+    def _run_of(self, folder: RunFolder, config: Mapping[str, Any]) -> str:
+        file = folder.path / MLFLOW_RUN
+        if file.is_file():
+            known = file.read_text(encoding="utf-8").strip()
+            with contextlib.suppress(Exception):  # gone from the server: a new one is made
+                self._client.update_run(known, status="RUNNING")
+                return known
+        found = self._client.get_experiment_by_name(PROJECT)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(PROJECT)
+        run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        parameters = [
+            self._entities.Param(name, str(value)[:PARAMETER_LENGTH])
+            for name, value in _flat(config)
+            if value is not None
+        ]
+        for start in range(0, len(parameters), 100):  # the most that MLflow takes at once
+            self._client.log_batch(run, params=parameters[start : start + 100])
+        file.write_text(run + "\n", encoding="utf-8")
+        return run
+
+    def write_step(self, record: Record) -> None:
+        moment = round(record["time"] * 1000)
+        metrics = [
+            self._entities.Metric(_allowed(name), float(value), moment, record["step"])
+            for name, value in {**scalars(record), "elapsed": record["elapsed"]}.items()
+        ]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def write_event(self, event: Record) -> None:
+        if event.get("level") != "info":
+            self._client.set_tag(self._run, f"event.{event['kind']}", event["text"][:PARAMETER_LENGTH])
+
+    def write_samples(self, groups: list[Record]) -> None:
+        pass  # prompts and completions stay in the run's folder
+
+    def write_evals(self, rows: list[Record]) -> None:
+        pass
+
+    def retry(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class TrackioSink:
+    """trackio, in its own folder (TRACKIO_DIR) or, where TRACKIO_SPACE_ID is set, in that Space. Raises SinkUnavailable."""
+
+    name = "trackio"
+
+    def __init__(self, folder: RunFolder, config: Mapping[str, Any] | None = None) -> None:
+        trackio = require("trackio", "trackio", "trackio", "run.trackio")
+        space = os.environ.get("TRACKIO_SPACE_ID") or None
+        try:
+            # started in a server process, on a machine that others may use: no display, no metrics of the machine
+            self._run = trackio.init(
+                project=PROJECT,
+                name=folder.name,
+                space_id=space,
+                config=dict(_flat(config or {})),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        except Exception as error:
+            raise SinkUnavailable(
+                f"run.trackio: trackio cannot start the run ({first_line(error)}); correct TRACKIO_SPACE_ID, or turn "
+                f"run.trackio off"
+            ) from error
+        shown = f"in the Space {space}" if space else f'here; see it with: trackio show --project "{PROJECT}"'
+        self.note = f"trackio keeps the run {shown}"
+
+    def write_step(self, record: Record) -> None:
+        self._run.log({"elapsed": record["elapsed"], **scalars(record)}, step=record["step"])
+
+    def write_event(self, event: Record) -> None:
+        pass  # events are read in events.jsonl
+
+    def write_samples(self, groups: list[Record]) -> None:
+        pass
+
+    def write_evals(self, rows: list[Record]) -> None:
+        pass
+
+    def retry(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _flat(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Settings by their path; lists as one text each."""
+    if isinstance(tree, Mapping):
+        return [item for key, branch in tree.items() for item in _flat(branch, f"{path}.{key}" if path else str(key))]
+    return [(path, str(tree) if isinstance(tree, list | tuple) else tree)] if path else []
+
+
+def _allowed(name: str) -> str:
+    """A metric's name without what MLflow does not take."""
+    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)

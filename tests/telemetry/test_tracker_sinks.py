@@ -1,0 +1,81 @@
+"""MLflow and trackio as sinks: what was told is read back with their own readers. Skipped where they are not installed."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.sinks import SinkUnavailable
+from pods_cluster.telemetry.tracker_sinks import MLFLOW_RUN, MlflowSink, TrackioSink
+
+CONFIG = {"run": {"name": "tracked"}, "learner": {"betas": [0.9, 0.99], "lora": None}, "staleness": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    for name in ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    return RunFolder.create(tmp_path, "tracked", "")
+
+
+def tell(recorder: Recorder, *steps: int) -> None:
+    for step in steps:
+        recorder.step(step, {"reward": step / 10, "rewards/even_digits/mean": 0.5})
+
+
+def test_mlflow_has_the_run_and_a_resume_goes_on_with_it(folder: RunFolder) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    with Recorder.for_run(folder, mlflow=True, config=CONFIG) as recorder:
+        tell(recorder, 1, 2)
+        recorder.warning("slow", "a slow worker")
+        events = [item for kind, item in recorder.poll(0).items if kind == "event"]
+        assert recorder.flush(60)
+    assert any("MLflow has the run at file://" in event["text"] for event in events)
+    with Recorder.for_run(folder, mlflow=True, config=CONFIG, resumed_from=2) as recorder:
+        tell(recorder, 3)
+        assert recorder.flush(60)
+    client = mlflow.MlflowClient((folder.path / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("pods-cluster").experiment_id])
+    assert run.info.run_id == (folder.path / MLFLOW_RUN).read_text().strip()
+    assert (run.info.run_name, run.info.status) == ("tracked", "FINISHED")
+    assert run.data.params == {"run.name": "tracked", "learner.betas": "[0.9, 0.99]", "staleness": "1"}
+    assert run.data.tags["event.slow"] == "a slow worker"
+    history = client.get_metric_history(run.info.run_id, "rewards/even_digits/mean")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 0.5), (3, 0.5)]
+
+
+def test_trackio_has_the_run(folder: RunFolder) -> None:
+    pytest.importorskip("trackio")
+    with Recorder.for_run(folder, trackio=True, config=CONFIG) as recorder:
+        tell(recorder, 1, 2)
+        assert recorder.flush(60)
+    (file,) = (folder.path.parent / "trackio").glob("*.db")
+    with sqlite3.connect(file) as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    assert [(name, step) for name, step, _ in rows] == [("tracked", 1), ("tracked", 2)]
+    told = rows[0][2]
+    assert b"rewards/even_digits/mean" in (told.encode() if isinstance(told, str) else told)
+
+
+@pytest.mark.parametrize(("sink", "module"), [(MlflowSink, "mlflow"), (TrackioSink, "trackio")])
+def test_a_tracker_that_is_not_installed_says_so(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, sink: type, module: str
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(SinkUnavailable, match=rf"run\.{module}: .*pip install 'pods-cluster\[{module}\]'"):
+        sink(folder)
+
+
+def test_a_server_that_does_not_answer_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    with pytest.raises(SinkUnavailable, match=r"run\.mlflow: MLflow at http://127\.0\.0\.1:9 cannot be used"):
+        MlflowSink(folder)
