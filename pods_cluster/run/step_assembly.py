@@ -68,13 +68,18 @@ class Assembler:
         self.continuous = ContinuousIssue(
             config,
             pool,
-            free=lambda: self.groups.ledger.free,
+            free=lambda: self.ledger.free,
             issue=self._issue,
             group_size=lambda: self._group_size,
             lock=self._sending,
         )
 
     # What the run asks of it.
+
+    @property
+    def ledger(self) -> Ledger:
+        """The slots of the groups in flight."""
+        return self.groups.ledger
 
     def set_group_size(self, rollouts: int) -> None:
         """Issue groups of so many rollouts (n) from now on."""
@@ -96,7 +101,7 @@ class Assembler:
         self._supply.begin_step()
         self.rewards.begin_step()
         self.continuous.serve(version)
-        await self._refill(self.groups.ledger.free, version)
+        await self._refill(self.ledger.free, version)
 
     def prompt_metrics(self) -> dict[str, float]:
         """The metrics of the dataset since the last call: see `PromptSupply.metrics`."""
@@ -252,7 +257,7 @@ class Assembler:
 
     async def _issue(self, count: int, version: int) -> int:
         """Send `count` more prompts to the generators, as far as the ledger has free slots; how many were sent."""
-        count = min(count, self.groups.ledger.free)
+        count = min(count, self.ledger.free)
         prompts = self._supply.next(count) if count > 0 else []
         if not prompts:
             return 0
@@ -317,7 +322,7 @@ class Assembler:
         return [group for group in failure.groups if group in self.groups and group not in selected]
 
     def _overdue(self, got: int, want: int) -> str:
-        in_flight = self.groups.ledger.in_flight
+        in_flight = self.ledger.in_flight
         waiting = ", ".join(str(group) for group in list(in_flight)[:8])
         return (
             f"run.step_timeout: {self.config.run.step_timeout:g} s passed and the step has {got} of {want} groups; "
