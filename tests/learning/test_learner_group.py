@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_cluster.generation.packed_rollouts import pack
+from pods_cluster.learning import rank_actors
 from pods_cluster.learning.learner_group import LearnerError, LearnerGroup, ResizeError, StorageError
 from pods_cluster.types import GroupId, Locator
 from tests.learning.support import WORKER, OneBigBatch, config_for, make_step, true_log_probs
@@ -127,11 +128,19 @@ async def two_phases_and_resume(config, holder, model_folder, folder):
         await a_full_disk_costs_the_state_alone(group, folder / "saved")
         await group.save(folder / "saved")
         assert not (folder / "saved.partial").exists()
+        copy = await group.copy_state(folder / "copied")
+        assert not copy.fault
         after = []
         for step in (2, 3):
             selections, rollouts = await give(holder, step)
             after.append((await group.train(selections, step)).metrics)
             truth.step(selections, rollouts, after[-1]["learning_rate"])
+        while not (copy := await group.copy_report()).written:
+            assert not copy.fault
+            await asyncio.sleep(0.05)
+        for path in (folder / "saved").iterdir():  # it is of the state when it was asked for, though the ranks went on
+            if not path.name.startswith("random"):
+                assert (folder / "copied" / path.name).read_bytes() == path.read_bytes(), path.name
         await group.export(folder / "model")
         final = await group.score(PROBE, 0.8)
         memory = await group.memory()
@@ -150,11 +159,19 @@ async def two_phases_and_resume(config, holder, model_folder, folder):
     resumed = LearnerGroup(config, fetch_timeout=20)
     await resumed.start()
     try:
-        await resumed.load(folder / "saved")
+        await resumed.load(folder / "copied")
         for step, metrics in zip((2, 3), after, strict=True):
             selections, _ = await give(holder, step)
             assert (await resumed.train(selections, step)).metrics == metrics
         assert await resumed.score(PROBE, 0.8) == final
+        # a rank that is stopped is noticed by its silence, whatever it was asked to do
+        os.kill(resumed.infos[1].pid, signal.SIGSTOP)
+        with pytest.raises(
+            LearnerError, match=r"learner/1 has not answered for \d+ s: its process is stopped or hangs"
+        ):
+            await asyncio.wait_for(resumed.watch(), 60)
+        os.kill(resumed.infos[1].pid, signal.SIGCONT)
+        resumed._broken = None
         # a rank that dies is named, at once, and the group refuses to go on
         os.kill(resumed.infos[1].pid, signal.SIGKILL)
         selections, _ = await give(holder, 4)
@@ -166,7 +183,9 @@ async def two_phases_and_resume(config, holder, model_folder, folder):
         await resumed.close()
 
 
-def test_two_phases_resume_and_a_dead_rank(holder, model_folder, tmp_path):
+def test_two_phases_resume_and_a_dead_rank(holder, model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_actors, "SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(rank_actors, "_LOOK_SECONDS", 0.5)
     config = config_for(model_folder, workers=2, zero_stage=2, warmup_steps=2, top={"selector": {"min_valid": 3}})
     asyncio.run(two_phases_and_resume(config, holder, model_folder, tmp_path))
 
