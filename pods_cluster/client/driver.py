@@ -34,6 +34,8 @@ OPEN_SECONDS = 3600.0
 """Deadline of opening a run: its process starts, the datasets are downloaded where they are not here, and rendered."""
 SILENCE_SECONDS = 45.0
 """How long a controller that has answered before may leave a question unanswered before it counts as hung."""
+STOPPED_SECONDS = 5.0
+"""Time between two looks, which come every quarter of a second, after which this process counts as having been stopped."""
 LAST_SECONDS = 30.0
 """Deadline of the last questions to a run that is over."""
 END_SECONDS = 60.0
@@ -149,6 +151,7 @@ class _Watch:
         self._cursor = 0
         self._poll: Any = None
         self._answered_at: float | None = None
+        self._looked_at = 0.0
         self.step = 0
         """The newest step that was shown."""
 
@@ -158,6 +161,9 @@ class _Watch:
         if self._poll is None:
             self._poll = self.controller.poll.remote(self._cursor)
         now = time.monotonic()
+        if self._answered_at is not None and now - self._looked_at > STOPPED_SECONDS:
+            self._answered_at = now  # this process was stopped itself, and an answer may be on its way
+        self._looked_at = now
         if ray.wait([self._poll], timeout=0)[0]:
             answer, self._poll = self._poll, None
             return self._take(answer, now)

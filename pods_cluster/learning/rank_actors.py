@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -59,7 +58,7 @@ class RankActors:
         self._next = 0
         self._broken: str | None = None
         self._doing = ""
-        self._answered: dict[str, float] = {}
+        self._silent: dict[str, float] = {}  # seconds without an answer, of the ranks that have started
 
     @property
     def handles(self) -> list[Any]:
@@ -85,7 +84,7 @@ class RankActors:
             for number, rank in enumerate(self._ranks)
         ]
         self.infos = await self._call_all(calls, timeout, "start")
-        self._answered = dict.fromkeys(self.names, time.monotonic())
+        self._silent = dict.fromkeys(self.names, 0.0)
         return self.infos
 
     async def watch(self) -> None:
@@ -98,7 +97,7 @@ class RankActors:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for rank in self._ranks:
-                if rank.name not in self._answered:  # it starts
+                if rank.name not in self._silent:  # it starts
                     continue
                 ping = asked.setdefault(rank.name, asyncio.wrap_future(rank.handle.ping.remote().future()))
                 if not ping.done():
@@ -107,11 +106,12 @@ class RankActors:
                 del asked[rank.name]
                 if (error := ping.exception()) is not None:
                     raise self._break("answer", [error], set())
-                self._answered[rank.name] = time.monotonic()
+                self._silent[rank.name] = 0.0
 
     def _complain_if_silent(self, name: str) -> None:
         allowed = _WRITING_SILENCE if self._doing in _WRITING else SILENCE_SECONDS
-        silent = time.monotonic() - self._answered[name]
+        # Counted by looks, not by the clock: if this process was stopped itself, answers are still on their way.
+        self._silent[name] = silent = self._silent[name] + _LOOK_SECONDS
         if silent > allowed:
             self._broken = f"{name} has not answered for {silent:.0f} s: its process is stopped or hangs"
             raise LearnerError(f"learner rank {self._broken}")
@@ -208,7 +208,7 @@ class RankActors:
     async def end_ranks(self) -> None:
         """End the ranks; the group may be started again."""
         ranks, self._ranks = self._ranks, []
-        self._answered = {}
+        self._silent = {}
         if ranks and self._broken is None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(_gather([rank.handle.shutdown.remote() for rank in ranks]), _CLOSE_TIMEOUT)
