@@ -80,10 +80,10 @@ class Soak:
         """Do each fault once its step is made; what each cost. Raises RuntimeError when the run stands still."""
         done = []
         for step, role, number in schedule:
-            if not self._wait(lambda step=step: self._standing() >= step, limit):
+            if not self.wait_for_step(step, limit):
                 break
             there = self._made()
-            if (victim := self._newest(role)) is None:
+            if (victim := self.newest(TITLES[role])) is None:
                 continue
             victim.send_signal(number)
             began = time.monotonic()
@@ -91,6 +91,10 @@ class Soak:
             done.append({"step": step, "role": role, "signal": number.name, "seconds": time.monotonic() - began})
             print(done[-1], flush=True)
         return done
+
+    def wait_for_step(self, step: int, limit: float) -> bool:
+        """Wait until the run has made this step; false where the command has ended before."""
+        return self._wait(lambda: self._standing() >= step, limit)
 
     def end(self, limit: float) -> int:
         """Wait for the end of the command; its exit code."""
@@ -100,7 +104,7 @@ class Soak:
     def leftovers(self) -> list[str]:
         """Processes of the run that are there after its end."""
         deadline = time.monotonic() + GONE_SECONDS
-        while (left := [process for process in self.seen.values() if _lives(process)]) and time.monotonic() < deadline:
+        while (left := [process for process in self.seen.values() if lives(process)]) and time.monotonic() < deadline:
             time.sleep(0.5)
         return [_title(process) for process in left]
 
@@ -124,7 +128,7 @@ class Soak:
             self._read()
             if condition():
                 return True
-            self._sample()
+            self._sample_when_due()
             if time.monotonic() > deadline:
                 self.process.kill()
                 raise RuntimeError(f"the run stands still for {limit:g} s at step {self._standing()}; see {self.log}")
@@ -148,11 +152,13 @@ class Soak:
     def _standing(self) -> int:
         return max((record["step"] for record in drop_superseded(self._steps)), default=0)
 
-    def _sample(self) -> None:
-        now = time.monotonic()
-        if now - self._sampled_at < SAMPLE_SECONDS:
-            return
-        self._sampled_at = now
+    def _sample_when_due(self) -> None:
+        if time.monotonic() - self._sampled_at >= SAMPLE_SECONDS:
+            self.sample()
+
+    def sample(self) -> None:
+        """Note every process of the run and its memory."""
+        self._sampled_at = now = time.monotonic()
         with suppress(psutil.Error):
             command = psutil.Process(self.process.pid)
             self.handles.append((now, command.num_fds()))
@@ -163,13 +169,14 @@ class Soak:
                     _, samples = self.memory.setdefault(process.pid, (role, []))
                     samples.append((now - self._began, process.memory_info().rss))
 
-    def _newest(self, role: str) -> psutil.Process | None:
+    def newest(self, title: str) -> psutil.Process | None:
+        """The newest process of the run that has this in its title or its command line."""
         found = []
         with suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 with suppress(psutil.Error):
                     self.seen[process.pid] = process
-                    if TITLES[role] in _title(process):
+                    if title in _title(process):
                         found.append((process.create_time(), process.pid, process))
         return max(found)[2] if found else None
 
@@ -188,7 +195,7 @@ def _role(process: psutil.Process) -> str:
     return "pods train" if "pods_cluster.client.cli" in title else "Ray"
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

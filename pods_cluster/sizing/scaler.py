@@ -139,6 +139,11 @@ class Scaler:
         short = pools.serving + pools.coming < self.target.generators
         return pools.serving == 0 or (short and not failure.leaving)
 
+    def go_on_without(self, reason: str) -> None:
+        """There is no room for another worker in place of one that is gone: the pool stays smaller, and people are told."""
+        self._lower_target()
+        self._give_up(reason)
+
     # In the run's loop, between two steps.
 
     async def at_boundary(self, version: int) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import TITLES, soak
+from benchmarks.soak import TITLES, Soak, soak
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
+from pods_cluster.run import checkpoints
 from pods_cluster.run.live_file import LIVE_FILE
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.client.faults import Faults, send
@@ -117,3 +118,19 @@ def test_a_soaked_run_ends_as_one_without_faults_and_leaves_nothing(made: Made, 
     assert {role for _, role, *_ in result["faults"]["rows"]} == set(TITLES)
     assert not result["processes_left"]
     assert not result["shared_memory_left"]
+
+
+@pytest.mark.slow  # Ray waits a minute for its GCS
+def test_a_run_whose_gcs_is_killed_ends_with_a_saved_state(made: Made, tmp_path: Path) -> None:
+    settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
+    run = Soak(tmp_path, "headless", [*settings, "run.steps=100000"])
+    assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
+    gcs = run.newest("gcs_server")
+    assert gcs is not None
+    gcs.kill()
+    assert run.end(180) != 0
+    saved, refused = checkpoints.newest_sound(run.folder.checkpoints, run.folder.copies)
+    assert saved is not None
+    assert not refused
+    made_steps = max(record["step"] for record in run.folder.read_metrics())
+    assert made_steps - checkpoints.read_state(saved).step <= 10, "copies are made each second step, and take a moment"

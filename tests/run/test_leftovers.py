@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.soak import Soak, _lives
+from benchmarks.soak import Soak, lives
 from pods_cluster.run import leftovers
 from tests.client.test_recovery import config_settings
 from tests.tiny_run import Made
@@ -68,14 +68,13 @@ def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 def test_a_killed_command_leaves_nothing_after_the_next_start(made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith("run.dir")]
     run = Soak(tmp_path, "killed", settings)
-    assert run._wait(lambda: run._standing() >= 2, 300), run.log.read_text()
-    run._sampled_at = 0.0
-    run._sample()
+    assert run.wait_for_step(2, 300), run.log.read_text()
+    run.sample()
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
     time.sleep(20)  # what ends by itself has ended
-    left = [process for process in run.seen.values() if _lives(process)]
+    left = [process for process in run.seen.values() if lives(process)]
     print("left by SIGKILL:", [process.name() for process in left])
     leftovers.end_leftovers()
     psutil.wait_procs(left, timeout=10)
-    assert not [process for process in left if _lives(process)]
+    assert not [process for process in left if lives(process)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pods_cluster.generation.messages import Failure
+from pods_cluster.generation.messages import Failure, NoRoom
 from pods_cluster.generation.pool_stats import PoolStats
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.errors import RunError
@@ -164,6 +164,36 @@ def test_a_worker_that_dies_with_selected_rollouts_costs_only_what_the_learner_c
         GroupId(0, 4),
         GroupId(0, 5),
     }
+
+
+def test_a_run_goes_on_with_fewer_workers_where_there_is_no_room_for_another(tmp_path: Path):
+    loop = Loop(loop_config("generator.workers=2"), tmp_path)
+    loop.pool.handles["loop/generator/1"] = object()
+
+    async def no_room(worker: str) -> str:
+        raise NoRoom("loop/generator/2 was not placed within 120 s")
+
+    loop.pool.replace = no_room  # type: ignore[method-assign]
+    loop.pool.failures = [Failure("loop/generator/1", "its node died", [])]
+    loop.pool.hold = lambda group: len(loop.pool.handles) == 2  # the workers' health is looked at while nothing comes
+
+    async def main() -> None:
+        running = asyncio.ensure_future(loop.run.main())
+        await until(lambda: len(loop.pool.handles) == 1)
+        loop.pool.hold = lambda group: False
+        for group in loop.pool.held:
+            loop.pool.finish(group, range(loop.pool.size))
+        await running
+
+    try:
+        asyncio.run(main())
+    finally:
+        loop.recorder.close()
+    assert loop.run.step == 3
+    assert loop.run.scaler.target.generators == 1
+    (event,) = [event for event in loop.folder.read_events() if event["kind"] == "scale_failed"]
+    assert "not placed" in event["text"]
+    assert "goes on with 1 generator" in event["text"]
 
 
 def test_a_worker_that_takes_no_weights_is_replaced(tmp_path: Path):
