@@ -87,8 +87,8 @@ def train(
                 try:
                     return _follow(watch, progress, interrupts, taken)
                 except ControllerLost as error:
-                    if interrupts.reason is not None:
-                        raise
+                    if interrupts.reason is not None or not config.run.restarts:
+                        raise ControllerLost(f"{error}; --resume goes on from the newest saved state") from error
                     watch = _start_again(config, error, watch.step, restarts, progress)
     finally:
         if owned:
@@ -171,8 +171,7 @@ class _Watch:
             ray.kill(self.controller)
             raise ControllerLost(
                 f"{self.name}: the run's controller has not answered for {SILENCE_SECONDS:g} s, so it was killed; its "
-                f"process hangs or is stopped (see its log in Ray's session folder). The last checkpoint is what is "
-                f"left: continue with --resume"
+                f"process hangs or is stopped (see its log in Ray's session folder)"
             )
         return []
 
@@ -259,8 +258,6 @@ def _follow(watch: _Watch, progress: Progress, interrupts: Interrupts, steps: _S
 def _start_again(config: Config, error: ControllerLost, step: int, restarts: Restarts, progress: Progress) -> _Watch:
     """A new controller in place of one that is lost, which goes on from the newest saved state. Raises RunError."""
     began = time.monotonic()
-    if not config.run.restarts:
-        raise error
     try:
         wait = restarts.failed(first_line(error), step)
     except RunError as end:
