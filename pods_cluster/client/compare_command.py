@@ -160,13 +160,17 @@ def render(found: Comparison) -> RenderableType:
     """The comparison for a terminal: what each arm came to, and how much sooner it reached the target."""
     accuracy = found.metric.endswith("accuracy")
     value = (lambda number: percent(number, 1)) if accuracy else compact
-    results = Table(box=SIMPLE_HEAD, title=f"{found.metric}", title_justify="left")
+    results = Table(box=SIMPLE_HEAD, title=f"{found.metric}{' (%)' if accuracy else ''}", title_justify="left")
     for column in ("arm", "seeds", "before", "after", "95 %", "best", "reward", "steps", "time"):
         results.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
     for arm in found.arms:
-        band = f"{value(arm.low)} – {value(arm.high)}" if arm.low < arm.high else MISSING
-        results.add_row(escape(arm.label), str(len(arm.runs)), value(arm.first), value(arm.final), band, value(arm.best),
-                        compact(arm.reward), f"{arm.steps:,}", duration(60 * arm.minutes))  # fmt: skip
+        scale = 100 if accuracy else 1
+        first, final, best = (
+            f"{100 * each:.1f}" if accuracy else compact(each) for each in (arm.first, arm.final, arm.best)
+        )
+        band = f"{scale * arm.low:.3g}–{scale * arm.high:.3g}" if arm.low < arm.high else MISSING
+        results.add_row(escape(arm.label), str(len(arm.runs)), first, final, band, best, compact(arm.reward),
+                        f"{arm.steps:,}", duration(60 * arm.minutes))  # fmt: skip
     return Group(results, *_speed_ups(found, value), *(Text(line, style="dim") for line in _remarks(found)))
 
 
@@ -203,7 +207,7 @@ def _reached(at: float | None) -> str:
 def _interval(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
         return MISSING
-    return f"{ratio.low:.2f} – {f'{ratio.high:.2f}' if ratio.high < 1e6 else '∞'}"
+    return f"{ratio.low:.2f}–{f'{ratio.high:.2f}' if ratio.high < 1e6 else '∞'}"
 
 
 def _remarks(found: Comparison) -> list[str]:

@@ -11,6 +11,7 @@ from pods_cluster.dashboard.columns import plain
 from pods_cluster.dashboard.journal import SampleEntry
 from pods_cluster.dashboard.run_view import RunView
 from pods_cluster.dashboard.watcher import RunWatcher
+from pods_cluster.telemetry.curves import Axis
 
 MAX_POINTS = 1_500
 MAX_SERIES = 64
@@ -217,12 +218,15 @@ def sample(
 def compare(
     request: Request,
     run: Annotated[list[RunId], Query(min_length=1, max_length=20, description="Runs by id.")],
+    x: Annotated[Axis, Query(description="What the accuracy of the arms is told against.")] = "training-minutes",
+    baseline: Annotated[RunId | None, Query(description="A run of the arm that others are compared with.")] = None,
 ) -> schemas.Comparison:
-    """Runs side by side: what each came to, and the settings in which they differ."""
+    """Runs side by side: what each came to, the settings in which they differ, and the arms that they are."""
     views = [view_of(request, name) for name in dict.fromkeys(run)]
     return schemas.Comparison(
         figures=[comparison.figures(view) for view in views],
         settings=comparison.differences([view.config()[1] for view in views]),
+        arms=comparison.arms_of(views, x, baseline) if len(views) > 1 else None,
     )
 
 

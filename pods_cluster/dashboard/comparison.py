@@ -1,4 +1,4 @@
-"""Runs side by side: the settings in which they differ, and what each came to."""
+"""Runs side by side: the settings in which they differ, what each came to, and how much sooner one arm is than another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import numpy as np
 from pods_cluster.dashboard import schemas
 from pods_cluster.dashboard.columns import Columns
 from pods_cluster.dashboard.run_view import RunView
-from pods_cluster.telemetry.curves import CurveError, RunSeries
+from pods_cluster.telemetry.arm_comparison import compare
+from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, arms, curve
 from pods_cluster.telemetry.settings import differing
 
 STEPS = 10
 """Steps over which a reward is averaged: one step's is mostly noise."""
+RESAMPLES = 1000
+"""Of the interval over seeds: the page asks again while runs go on."""
 ACCURACIES = ("eval/greedy_accuracy", "eval/sampled_accuracy")
 _SIZES = ("generator/workers", "learner/workers")
+_SUMMED = ("timing_s/step", "rollouts/generated", "tokens/sampled")
 
 
 def figures(view: RunView) -> schemas.Figures:
@@ -50,6 +54,86 @@ def figures(view: RunView) -> schemas.Figures:
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[schemas.SettingDifference]:
     """The settings in which the configurations differ, by their path, in the order of the first that has them."""
     return [schemas.SettingDifference(name=name, values=values) for name, values in differing(configs).items()]
+
+
+def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -> schemas.Arms | None:
+    """The runs as arms, those that differ in their seed alone being one, beside the arm that `baseline` (a run) belongs to;
+    None where that cannot be had.
+    """
+    series = []
+    for view in views:
+        config = view.config()[1]
+        with view.lock:
+            metric = next((name for name in ACCURACIES if _there(view.history.columns, name)[1].size), None)
+            if metric is not None:
+                series.append((metric, RunSeries(view.id, _records(view.history.columns, metric), config)))
+    if not series or len({metric for metric, _ in series}) > 1:
+        return None
+    metric, grouped = series[0][0], arms([run for _, run in series])
+    label = next((label for label, runs in grouped.items() if any(run.name == baseline for run in runs)), None)
+    try:
+        found = compare(grouped, baseline=label, metric=metric, resamples=RESAMPLES)
+        curves = [_curve(label, runs, metric, axis) for label, runs in grouped.items()]
+    except CurveError:
+        return None
+    rows = [row for row in found.rows() if row["arm"] != found.baseline]
+    return schemas.Arms(
+        metric=metric,
+        axis=axis,
+        baseline=found.baseline,
+        curves=curves,
+        speed_ups=[
+            schemas.SpeedUp(
+                arm=row["arm"],
+                axis=row["axis"],
+                target=row["target"],
+                baseline_at=row["baseline_reaches_at"],
+                arm_at=row["reaches_at"],
+                value=row["speed_up"],
+                low=row["speed_up_low"],
+                high=row["speed_up_high"],
+                seeds=row["paired_seeds"],
+            )
+            for row in rows
+        ],
+        left_out=found.left_out,
+    )
+
+
+def _curve(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> schemas.ArmCurve:
+    found = curve(label, runs, metric, axis)
+    columns = {
+        name: [_plain(value) for value in values]
+        for name, values in (("x", found.x), ("y", found.y), ("low", found.low), ("high", found.high))
+    }
+    return schemas.ArmCurve(label=label, runs=[run.name for run in runs], **columns)
+
+
+def _records(columns: Columns, metric: str) -> list[dict[str, Any]]:
+    """Step records of the evaluated steps, and of those in which a pool changed: counts and seconds are those since the
+    record before, so that a long run is few records.
+    """
+    marks = columns.column(metric)
+    assert marks is not None
+    kept = np.flatnonzero(np.isfinite(marks))
+    sizes = [np.nan_to_num(found) for name in _SIZES if (found := columns.column(name)) is not None]
+    for size in sizes:
+        kept = np.union1d(kept, np.flatnonzero(size[1:] != size[:-1]))
+    single = {
+        name: found for name in ("elapsed", "eval/rows", metric, *_SIZES) if (found := columns.column(name)) is not None
+    }
+    summed = {
+        name: np.diff(np.cumsum(np.nan_to_num(np.asarray(found, np.float64)))[kept], prepend=0.0)
+        for name in _SUMMED
+        if (found := columns.column(name)) is not None
+    }
+    records = []
+    for place, row in enumerate(kept.tolist()):
+        record: dict[str, Any] = {"step": int(columns.steps[row])}
+        record |= {name: float(values[row]) for name, values in single.items() if np.isfinite(values[row])}
+        record |= {name: float(values[place]) for name, values in summed.items()}
+        records.append(record)
+    return records
 
 
 def _gpu_seconds(name: str, columns: Columns, config: Mapping[str, Any]) -> float | None:

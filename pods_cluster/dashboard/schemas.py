@@ -252,11 +252,52 @@ class SettingDifference(BaseModel):
     values: list[Any]
 
 
+class ArmCurve(BaseModel):
+    """Held-out accuracy of one arm against the asked axis: the mean over its runs, which differ in their seed alone, and its
+    95 % interval (over seeds, or of a single run's held-out rows).
+    """
+
+    label: str
+    runs: list[str]
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class SpeedUp(BaseModel):
+    """How much sooner an arm reaches the target than the baseline, on one axis. Both ends of the interval are null with one
+    pair of seeds; `high` alone is null where it has no bound, and `value` where one of the two never gets there.
+    """
+
+    arm: str
+    axis: str
+    target: float
+    baseline_at: Number
+    arm_at: Number
+    value: Number
+    low: Number
+    high: Number
+    seeds: int
+
+
+class Arms(BaseModel):
+    """Arms beside a baseline. `left_out` says which axes cannot be had, and why."""
+
+    metric: str
+    axis: str
+    baseline: str
+    curves: list[ArmCurve]
+    speed_ups: list[SpeedUp]
+    left_out: dict[str, str]
+
+
 class Comparison(BaseModel):
-    """Runs side by side."""
+    """Runs side by side; `arms` is null where no run was evaluated, or the runs cannot be compared by accuracy."""
 
     figures: list[Figures]
     settings: list[SettingDifference]
+    arms: Arms | None
 
 
 class RunConfigText(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, curve
-from pods_cluster.telemetry.speedup import Difference, Ratio, Seeded, Target, difference, speed_up
+from pods_cluster.telemetry.speedup import RESAMPLES, Difference, Ratio, Seeded, Target, difference, speed_up
 
 ACCURACY = "eval/greedy_accuracy"
 AXES: tuple[Axis, ...] = ("training-minutes", "minutes", "gpu-seconds", "steps", "rollouts", "tokens")
@@ -100,6 +100,7 @@ def compare(
     target: Target | None = None,
     axes: Sequence[Axis] = AXES,
     hold: bool = False,
+    resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compare arms (label -> its runs, one a seed) with the one that is called `baseline` (default: the first).
 
@@ -120,7 +121,7 @@ def compare(
             continue
         for label, result in results.items():
             try:
-                ratio = speed_up(curves[baseline], curves[label], target, hold=hold)
+                ratio = speed_up(curves[baseline], curves[label], target, hold=hold, resamples=resamples)
             except ValueError as error:
                 found.left_out[axis] = f"{label}: {error}"
                 continue

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pods_cluster.config import dump_config, load_config
 from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
 from pods_cluster.dashboard.comparison import differences
-from pods_cluster.telemetry.curves import RunSeries
+from pods_cluster.telemetry.arm_comparison import compare
+from pods_cluster.telemetry.curves import RunSeries, arms
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.dashboard.conftest import SECRET, connect
 from tests.dashboard.made import CONFIG, append, step_line
@@ -81,6 +83,50 @@ def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with connect(create_app([tmp_path], token=Token(SECRET))) as client:
         assert client.get("/api/compare", params={"run": ["run", "nope"]}).status_code == 404
         assert client.get("/api/compare").status_code == 422
+
+
+def test_arms_are_runs_that_differ_in_their_seed_and_a_speed_up_is_that_of_the_command(tmp_path: Path) -> None:
+    folders = {}
+    for name, seconds, *settings in (
+        ("grpo-0", 60.0, "run.seed=0"),
+        ("grpo-1", 60.0, "run.seed=1"),
+        ("pods-0", 30.0, "run.seed=0", "selector.keep=8"),
+        ("pods-1", 30.0, "run.seed=1", "selector.keep=8"),
+    ):
+        folders[name] = run_with(tmp_path, name, *settings)
+        append(folders[name].metrics, step_line(0, **{"eval/greedy_accuracy": 0.1, "eval/rows": 100.0}))
+        for step in range(1, 21):
+            values = {"timing_s/step": seconds, "rollouts/generated": 64.0, "generator/workers": 1.0 + (step > 7)}
+            if step % 5 == 0:
+                values |= {"eval/greedy_accuracy": 0.1 + 0.04 * step + 0.001 * int(name[-1]), "eval/rows": 100.0}
+            append(folders[name].metrics, step_line(step, **values))
+    query = {"run": list(folders), "x": "training-minutes", "baseline": "grpo-1"}
+    with connect(create_app([tmp_path], token=Token(SECRET))) as client:
+        found = client.get("/api/compare", params=query).json()["arms"]
+        alone = client.get("/api/compare", params={"run": "grpo-0"}).json()["arms"]
+        wrong = client.get("/api/compare", params=query | {"x": "hours"})
+    assert alone is None
+    assert wrong.status_code == 422
+    assert found["baseline"] == "grpo-0"
+    assert [(each["label"], each["runs"]) for each in found["curves"]] == [
+        ("grpo-0", ["grpo-0", "grpo-1"]),
+        ("pods-0", ["pods-0", "pods-1"]),
+    ]
+    assert found["curves"][1]["x"] == [0.0, 2.5, 5.0, 7.5, 10.0]
+    assert found["curves"][1]["y"] == pytest.approx([0.1, 0.3005, 0.5005, 0.7005, 0.9005])
+    series = {name: RunSeries.of(name, folder.read_metrics(), read_config(folder)) for name, folder in folders.items()}
+    wanted = compare(arms(list(series.values())), baseline="grpo-0")
+    by_axis = {each["axis"]: each for each in found["speed_ups"]}
+    assert set(by_axis) == set(wanted.arms[1].axes)
+    for axis, against in wanted.arms[1].axes.items():
+        assert by_axis[axis]["value"] == pytest.approx(against.ratio.value)
+        assert by_axis[axis]["low"] == pytest.approx(against.ratio.low)
+    assert by_axis["training-minutes"]["value"] == pytest.approx(2.0)
+    assert by_axis["steps"]["value"] == pytest.approx(1.0)
+
+
+def read_config(folder: RunFolder) -> dict:
+    return yaml.safe_load(folder.config.read_text())
 
 
 def test_lists_and_missing_settings_are_compared_whole() -> None:

@@ -273,6 +273,17 @@ def test_runs_side_by_side(page: Any, served: Served) -> None:
     assert steps == ["60", "40", "20"]
     assert page.locator(".compare [data-setting='run.steps'] td").all_inner_texts() == ["60", "40", "40"]
     assert page.locator(".compare [data-figure=accuracy_best] td.best").count() == 1
+    # second and failing are alike in all but their name, and have one seed: what cannot be compared is told
+    until(
+        page, "document.querySelector('.arms').innerText.includes('failing has the seed 0 of another run of this arm')"
+    )
+    page.goto(f"{served.url}/#run=first&with=second&view=compare")
+    until(page, "document.querySelector('.arms [data-arm=second]')?.innerText.includes('never') === false")
+    page.wait_for_selector(".arms .plot svg.main-svg")
+    page.get_by_label("Arms over").select_option("steps")
+    until(page, "document.querySelector('.arms .xtitle')?.textContent === 'updates'")
+    page.get_by_label("Baseline").select_option("second")
+    until(page, "document.querySelector('.arms [data-arm] th')?.textContent === 'first'")
 
 
 def test_events_and_configuration(page: Any, served: Served) -> None:

@@ -1,6 +1,7 @@
-// Runs side by side: what each came to, and the settings in which they differ.
+// Runs side by side: what each came to, the settings in which they differ, and how much sooner one arm is than another.
 
 import { get } from "./api.js";
+import { ArmsCard } from "./arms.js";
 import { duration, h, number, percent, replace, throttle } from "./dom.js";
 import { status } from "./picker.js";
 
@@ -26,7 +27,8 @@ export class Compare {
     this.page = page;
     this.table = h("div", { class: "scroll" }, h("p", { class: "empty" }, "Loading …"));
     this.hint = h("p", { class: "faint" });
-    this.element = h("div", { class: "view" }, h("section", { class: "card" }, h("h2", {}, "Runs side by side"), this.hint, this.table));
+    this.arms = new ArmsCard(page, () => this.load());
+    this.element = h("div", { class: "view" }, this.arms.element, h("section", { class: "card" }, h("h2", {}, "Runs side by side"), this.hint, this.table));
     this.again = throttle(() => this.load(), 5000);
     this.load();
   }
@@ -36,7 +38,7 @@ export class Compare {
     const ids = runs.map((run) => run.id);
     let found;
     try {
-      found = await get("/api/compare", { run: ids });
+      found = await get("/api/compare", { run: ids, x: this.arms.axis, baseline: this.arms.baseline(ids) });
     } catch (error) {
       replace(this.table, h("p", { class: "empty" }, error.message));
       return;
@@ -44,6 +46,7 @@ export class Compare {
     if (ids.join() !== this.page.runs().map((run) => run.id).join()) return;
     replace(this.hint, ids.length > 1 ? "" : "Tick other runs in the list at the top to put them beside this one.");
     this.draw(found, runs);
+    this.arms.draw(found.arms, runs);
   }
 
   draw({ figures, settings }, runs) {
@@ -63,7 +66,7 @@ export class Compare {
 
   update(message) { if (message) this.again(); }
   redraw() { this.load(); }
-  destroy() {}
+  destroy() { this.arms.destroy(); }
 }
 
 function setting(value) {
