@@ -4,7 +4,8 @@
 
 The faults are done to the processes of a `pods train` of its own, from outside. Written down: what each fault cost until the
 second step after it, how the run ended, how the memory of each process grew, and what was left when it had ended. With
-`--baseline` the same run is made without faults too: at `staleness: 0` on a CPU both have the same weights, bit for bit.
+`--baseline` the same run is made without faults too, to compare the reward at the end; with `--exact`, which leaves generators
+and scorers alone, both have the same weights at `staleness: 0` on a CPU, bit for bit.
 Writes `benchmarks/results/soak.json`.
 """
 
@@ -45,6 +46,9 @@ TITLES = {
 }
 """By what a process of each role is known: its title, or a part of its command line."""
 KINDS = tuple((role, signal.SIGKILL) for role in TITLES)
+EXACT = ("learner", "selector", "controller")
+"""What fails without a trace in the weights: all else goes on from a state, with the same random streams. A lost generator's
+groups come again as other attempts, and a killed scorer's reward is left out."""
 STOPS = (("learner", signal.SIGSTOP), ("selector", signal.SIGSTOP), ("controller", signal.SIGSTOP))
 """Hung processes: noticed after half a minute and more."""
 LOOK_SECONDS = 0.05
@@ -252,9 +256,18 @@ def soak(
         "shared_memory_left": sorted(set(os.listdir("/dev/shm")) - shared),
         "faults": table(faults, ("step", "role", "signal", "seconds")),
     }
+    result["reward_at_the_end"] = {"soak": _last_reward(run.folder)}
     if baseline:
-        result["same_weights"] = weights["baseline"] == (run.folder.model / "model.safetensors").read_bytes()
+        result["reward_at_the_end"]["baseline"] = _last_reward(RunFolder(folder / "baseline"))
+        if all(role in EXACT for role, _ in kinds):
+            result["same_weights"] = weights["baseline"] == (run.folder.model / "model.safetensors").read_bytes()
     return result
+
+
+def _last_reward(folder: RunFolder) -> float:
+    """Mean reward of the last tenth of the steps, at least of five."""
+    rewards = [record["reward"] for record in folder.read_metrics() if record.get("reward") is not None]
+    return statistics.fmean(rewards[-max(5, len(rewards) // 10) :])
 
 
 def main() -> None:
@@ -264,6 +277,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the schedule")
     parser.add_argument("--stops", action="store_true", help="hung processes too, each half a minute and more")
     parser.add_argument("--baseline", action="store_true", help="the same run without faults, to compare the weights")
+    parser.add_argument("--exact", action="store_true", help="only faults that leave no trace in the weights")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("overrides", nargs="*", help="key=value, as in model.path=…")
     arguments = parser.parse_args()
@@ -275,7 +289,11 @@ def main() -> None:
             every=arguments.every,
             seed=arguments.seed,
             baseline=arguments.baseline,
-            kinds=KINDS + STOPS if arguments.stops else KINDS,
+            kinds=[
+                (role, number)
+                for role, number in (KINDS + STOPS if arguments.stops else KINDS)
+                if role in EXACT or not arguments.exact
+            ],
         )
     write_result(arguments.out, result)
     print(json.dumps({name: value for name, value in result.items() if name != "faults"}, indent=1, default=str))

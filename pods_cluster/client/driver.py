@@ -32,7 +32,7 @@ from pods_cluster.telemetry.summary import Summary
 POLL_SECONDS = 0.25
 OPEN_SECONDS = 3600.0
 """Deadline of opening a run: its process starts, the datasets are downloaded where they are not here, and rendered."""
-SILENCE_SECONDS = 45.0
+SILENCE_SECONDS = 30.0
 """How long a controller that has answered before may leave a question unanswered before it counts as hung."""
 STOPPED_SECONDS = 5.0
 """Time between two looks, which come every quarter of a second, after which this process counts as having been stopped."""

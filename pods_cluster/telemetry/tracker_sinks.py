@@ -79,6 +79,9 @@ class MlflowSink:
     def write_evals(self, rows: list[Record]) -> None:
         pass
 
+    def take_back(self, marker: Record) -> None:
+        pass  # steps that come again are shown twice
+
     def retry(self) -> None:
         pass
 
@@ -125,6 +128,9 @@ class TrackioSink:
 
     def write_evals(self, rows: list[Record]) -> None:
         pass
+
+    def take_back(self, marker: Record) -> None:
+        pass  # steps that come again are shown twice
 
     def retry(self) -> None:
         pass

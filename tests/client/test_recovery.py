@@ -108,12 +108,11 @@ def test_a_process_that_is_stopped_is_noticed(cluster: None, made: Made, tmp_pat
     assert "answer" in event["text"]
 
 
-@pytest.mark.slow  # a run of its own command, and one to compare it with
-def test_a_soaked_run_ends_as_one_without_faults_and_leaves_nothing(made: Made, tmp_path: Path) -> None:
+@pytest.mark.slow  # a run of its own command
+def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.name", "run.dir"))]
-    result = soak(tmp_path, settings, steps=22, every=4, baseline=True)
+    result = soak(tmp_path, settings, steps=22, every=4)
     assert result["exit_code"] == 0, (tmp_path / "soak.log").read_text()[-3000:]
-    assert result["same_weights"]
     assert result["steps_recorded"] == 22
     assert {role for _, role, *_ in result["faults"]["rows"]} == set(TITLES)
     assert not result["processes_left"]

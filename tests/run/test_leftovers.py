@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,16 @@ def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # a command with a Ray cluster of its own
-def test_a_killed_command_leaves_nothing_after_the_next_start(made: Made, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_nothing_after_the_next_start(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets lie there, and their paths are bounded
+        monkeypatch.setattr(leftovers.tempfile, "tempdir", short)
+        monkeypatch.setenv("TMPDIR", short)
+        _kill_and_start_again(made, tmp_path)
+
+
+def _kill_and_start_again(made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith("run.dir")]
     run = Soak(tmp_path, "killed", settings)
     assert run.wait_for_step(2, 300), run.log.read_text()
