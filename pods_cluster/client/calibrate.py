@@ -37,6 +37,7 @@ def calibration_config(config: Config, folder: Path, *, steps: int, groups: int 
         "epochs": None,
         "samples_every": 0,
         "export": False,
+        "push_to_hub": None,
         "tensorboard": False,
         "wandb": False,
         "mlflow": False,

@@ -67,6 +67,7 @@ _BY_FIELD: dict[str, str] = {
     "learner.warmup_steps": "lr_warmup_steps num_warmup_steps",
     "learner.warmup_ratio": "lr_warmup_ratio lr_warmup_steps_ratio",
     "learner.mask_truncated": "mask_truncated_completions overlong_filter overlong_filtering",
+    "learner.entropy_coefficient": "entropy_coef entropy_coeff entropy_loss_coef",
     "learner.importance": "importance_sampling_level",
     "model.revision": "model_revision",
     "model.chat_template_kwargs": "apply_chat_template_kwargs",

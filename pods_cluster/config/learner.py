@@ -120,6 +120,9 @@ class LearnerConfig(Section):
     mask_truncated: bool = False
     """Leave completions that were cut at `generator.max_tokens` out of the loss (overlong filtering of DAPO, arXiv
     2503.14476). They stay in the group that the advantages are computed from."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of a bonus on the entropy of the policy at each token, averaged as `loss` says (A3C, arXiv 1602.01783). Above
+    0 the output layer and the loss are computed one after the other."""
     advantage: AdvantageConfig = AdvantageConfig()
     kl: KLConfig = KLConfig()
     correction: CorrectionConfig = CorrectionConfig()

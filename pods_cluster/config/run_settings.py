@@ -72,6 +72,11 @@ class RunConfig(Section):
     """Seconds that the rollouts of one step may take; after that the run stops and says what it was waiting for."""
     export: bool = True
     """Write the final model in Hugging Face format."""
+    push_to_hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
+    """Repository (`owner/name`) on the Hugging Face hub that gets the final model, with the token of HF_TOKEN or of `hf auth
+    login` on the controller's node. It is made, for its owner alone (`hub_private`), where it is not there."""
+    hub_private: bool = True
+    """Whether a repository that is made is private."""
     tensorboard: bool = False
     """Write the metrics for TensorBoard too (extra `tensorboard`)."""
     wandb: bool = False

@@ -94,6 +94,8 @@ class Config(Section):
                 f"run.checkpoint.best: {self.run.checkpoint.best!r} is never measured without evaluations; add data.eval (path "
                 f"or split) and run.eval.every, or leave it out"
             )
+        if self.run.push_to_hub is not None and not self.run.export:
+            yield f"run.push_to_hub: {self.run.push_to_hub!r} needs the final model; set run.export: true, or leave it out"
         if self.learner.kl.coefficient == 0 and self.learner.kl.reference is not None:
             yield (
                 f"learner.kl.reference: {self.learner.kl.reference!r} is never read while learner.kl.coefficient is 0; "

@@ -28,10 +28,14 @@ class Policy(nn.Module):
     If the model is a decoder with a plain linear output layer, `enable_chunked_head` makes it compute logits chunk by
     chunk (see `log_probs`), and `fused_loss` the loss with them (see `fused_loss`). Any other structure (caps or scales on
     its logits, several heads) computes all logits. `chunk` tokens have logits at the same time; None: as many as suit.
+    `entropy_gradient`: entropies carry a gradient, which needs the loss apart from the output layer.
     """
 
-    def __init__(self, model: nn.Module, *, chunk: int | None = None, fused_loss: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, *, chunk: int | None = None, fused_loss: bool = False, entropy_gradient: bool = False
+    ) -> None:
         super().__init__()
+        self.entropy_gradient = entropy_gradient
         self.model = model
         self.chunk = chunk
         self.fused_loss = fused_loss
@@ -56,9 +60,11 @@ class Policy(nn.Module):
                 chunk=self.chunk,
                 token_loss=token_loss,
                 fused=self.fused_loss,
+                entropy_gradient=self.entropy_gradient,
             )
         logits = self.model(**inputs).logits.flatten(0, 1)[batch.positions]
         log_probs, entropy = log_probs_from_logits(logits, batch.targets, temperature, self.chunk or LOGITS_CHUNK)
+        entropy = entropy if self.entropy_gradient else entropy.detach()
         return log_probs, entropy, total_loss(log_probs, token_loss)
 
     @torch.no_grad()

@@ -21,8 +21,8 @@ LOGITS_CHUNK = 1024
 
 
 LogProbsAndEntropy = tuple[Float32[Tensor, " tokens"], Float32[Tensor, " tokens"]]
-"""Natural log-probability of each target under softmax(logits / temperature), and that distribution's entropy in nats,
-which carries no gradient."""
+"""Natural log-probability of each target under softmax(logits / temperature), and that distribution's entropy in nats. Both
+carry a gradient."""
 
 
 class TokenLogProbs(torch.autograd.Function):
@@ -52,14 +52,17 @@ class TokenLogProbs(torch.autograd.Function):
             entropy[rows] = normaliser - torch.linalg.vecdot(probabilities, logits)
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.scale, ctx.chunk = scale, chunk
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)  # an entropy that is only read costs nothing in backward
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         hidden, weight, bias, targets = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad = gradients[0].float()
+        grad = torch.zeros_like(targets, dtype=torch.float32) if gradients[0] is None else gradients[0].float()
+        grad_entropy = None if gradients[1] is None else gradients[1].float()
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needs_weight else None
         grad_bias = torch.zeros(weight.shape[0], dtype=torch.float32, device=weight.device) if needs_bias else None
@@ -67,8 +70,14 @@ class TokenLogProbs(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk)
             logits = _logits(hidden[rows], weight, bias, ctx.scale)
             # d log p(target) / d logits = onehot(target) - softmax(logits)
-            grad_logits = torch.softmax(logits, dim=-1).mul_(-grad[rows, None])
+            probabilities = torch.softmax(logits, dim=-1)
+            taken = -grad[rows, None]
+            grad_logits = probabilities.mul_(taken) if grad_entropy is None else probabilities * taken
             grad_logits.scatter_add_(-1, targets[rows, None], grad[rows, None])
+            if grad_entropy is not None:  # d entropy / d logits = - p (log p + entropy)
+                surprise = torch.log_softmax(logits, dim=-1)
+                entropy = -torch.linalg.vecdot(probabilities, surprise)
+                grad_logits.sub_(surprise.add_(entropy[:, None]).mul_(probabilities).mul_(grad_entropy[rows, None]))
             grad_logits.mul_(ctx.scale)
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
@@ -113,6 +122,7 @@ class LogProbLinear(nn.Linear):
         chunk: int | None = None,
         token_loss: TokenLoss | None = None,
         fused: bool = False,
+        entropy_gradient: bool = False,
     ) -> Any:
         """Logits without `targets`; else a tuple (log-probabilities, entropies, loss).
 
@@ -128,7 +138,7 @@ class LogProbLinear(nn.Linear):
                 return *fused_log_probs(input, self.weight, self.bias, targets, scale, size), None
             return FusedTokenLoss.apply(input, self.weight, self.bias, targets, scale, size, token_loss)
         log_probs, entropy = TokenLogProbs.apply(input, self.weight, self.bias, targets, scale, chunk or LOGITS_CHUNK)
-        return log_probs, entropy, total_loss(log_probs, token_loss)
+        return log_probs, entropy if entropy_gradient else entropy.detach(), total_loss(log_probs, token_loss)
 
 
 def total_loss(log_probs: Float32[Tensor, " tokens"], token_loss: TokenLoss | None) -> Float32[Tensor, ""] | None:
@@ -160,6 +170,5 @@ def _chunk_log_probs(
     logits: Float[Tensor, "tokens vocab"], targets: Int64[Tensor, " tokens"], temperature: float
 ) -> LogProbsAndEntropy:
     log_probs = functional.log_softmax(logits.float() / temperature, dim=-1)
-    with torch.no_grad():
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, targets[:, None]).squeeze(-1), entropy

@@ -69,7 +69,9 @@ class Trainer:
             # must not hang on those of other chunks.
             fused_loss=config.learner.kernels != "plain"
             and config.model.dtype != "float16"
-            and config.learner.importance == "token",
+            and config.learner.importance == "token"
+            and not config.learner.entropy_coefficient,
+            entropy_gradient=config.learner.entropy_coefficient > 0,
         )
         self.chunked_head = policy.enable_chunked_head()
         self._adapter_is_the_difference = config.learner.lora is not None and config.learner.kl.reference is None
@@ -200,6 +202,10 @@ class Trainer:
         log_probs, entropy, loss = self.engine.forward(inputs.batch, self.temperature, objective.token_losses)
         assert loss is not None
         sums, maxima = objective.statistics(log_probs.detach())
+        if bonus := self.config.learner.entropy_coefficient:
+            gained = bonus * (inputs.token_weights * entropy).sum()
+            loss = loss - gained
+            sums["loss"] = sums["loss"] - gained.detach()
         return loss, Reading.of({**sums, "entropy": entropy.sum()}, maxima)
 
     def _reference_log_probs(self, batch: TokenBatch) -> Float32[Tensor, " tokens"] | None:

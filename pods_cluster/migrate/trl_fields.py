@@ -171,7 +171,13 @@ def translate_trl(given: Mapping[str, Any], *, rows: int, conversational: bool, 
 def _folder(told: Translation) -> None:
     """TRL writes into `output_dir`: it becomes the run's folder."""
     output = told.take("output_dir")
-    told.take("reward_weights", "run_name", "push_to_hub", "hub_model_id", "hub_private_repo")
+    told.take("reward_weights", "run_name")
+    repository, private = told.take("hub_model_id"), told.take("hub_private_repo")
+    if told.take("push_to_hub"):
+        if repository is not None and "/" in repository:
+            told.fields["run.push_to_hub"], told.fields["run.hub_private"] = repository, private is not False
+        else:
+            told.drop("push_to_hub", "give the repository in hub_model_id, as in owner/name", matters=False)
     if output is None:
         return
     path = Path(output)

@@ -239,7 +239,7 @@ def _update(told: Translation) -> None:
     clip = take("actor_rollout_ref.actor.clip_ratio")
     fields["learner.clip_low"] = take("actor_rollout_ref.actor.clip_ratio_low", default=clip)
     fields["learner.clip_high"] = take("actor_rollout_ref.actor.clip_ratio_high", default=clip)
-    told.drop("actor_rollout_ref.actor.entropy_coeff", "there is no entropy bonus here", unless=(None, 0, 0.0))
+    told.copy("actor_rollout_ref.actor.entropy_coeff", "learner.entropy_coefficient")
     mode = take("actor_rollout_ref.actor.policy_loss.loss_mode", default="vanilla")
     if mode == "gspo":
         fields["learner.importance"] = "sequence"

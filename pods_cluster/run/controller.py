@@ -20,6 +20,7 @@ from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import hint_autoscaler, nccl_can_reach
 from pods_cluster.run.errors import RunError
+from pods_cluster.run.hub_upload import push
 from pods_cluster.run.live_file import remove_live_file, write_live_file
 from pods_cluster.run.loop import Run
 from pods_cluster.run.recovery import FAULTS, Recovery
@@ -123,6 +124,10 @@ class Controller:
             if self._stop_reason is not None:
                 run.stop(self._stop_reason)
             await self._run_to_the_end(run)
+            if self.config.run.push_to_hub is not None and self._save and run.stop_reason is None:
+                target, private = self.config.run.push_to_hub, self.config.run.hub_private
+                done, text = await push(self.folder.model, target, private=private)
+                run.notice("hub", text, level="info" if done else "warning")
             return await self._summary(run)
         except asyncio.CancelledError:
             raise RunError(f"stopped while starting: {self._stop_reason or 'cancelled'}") from None

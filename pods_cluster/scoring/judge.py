@@ -98,6 +98,7 @@ def grade_of(reply: str, highest: float) -> float:
 
 
 def _answer(request: urllib.request.Request, attempts: int, seconds: float) -> str:
+    problem = "none was made"
     for attempt in range(1, attempts + 1):
         try:
             with urllib.request.urlopen(request, timeout=seconds) as response:

@@ -118,6 +118,14 @@ def true_log_probs(model: torch.nn.Module, rollout: Rollout, temperature: float)
     return predicted.gather(-1, ids[0, start:, None]).squeeze(-1)
 
 
+def entropies(model: torch.nn.Module, rollout: Rollout, temperature: float) -> torch.Tensor:
+    """[T] by the definition."""
+    ids = torch.tensor([[*rollout.prompt_ids, *rollout.token_ids]])
+    logits = model(input_ids=ids).logits[0].float() / temperature
+    log_probs = torch.log_softmax(logits[len(rollout.prompt_ids) - 1 : -1], dim=-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
 class OneBigBatch:
     """The same training without DeepSpeed, ranks, micro-batches or padding: sequence by sequence from the formulas."""
 
@@ -173,6 +181,8 @@ class OneBigBatch:
                         with torch.no_grad():
                             reference = true_log_probs(self.reference, rollout, temperature)
                         terms = terms + learner.kl.coefficient * (torch.exp(reference - now) - (reference - now) - 1)
+                    if learner.entropy_coefficient:
+                        terms = terms - learner.entropy_coefficient * entropies(self.model, rollout, temperature)
                     if learner.loss == "token_mean":
                         loss = loss + terms.sum() / tokens
                     elif learner.loss == "dr_grpo":

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pods_cluster.learning import fused_loss
-from pods_cluster.learning.log_probs import LogProbLinear
+from pods_cluster.learning.log_probs import LogProbLinear, TokenLogProbs
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -72,3 +72,25 @@ def test_chunks_are_equal_and_fit_the_room():
 def test_triton_kernels_equal_the_formulas(dtype, tolerance, vocabulary):
     for fused, apart in zip(*both_ways(dtype, "cuda", vocabulary=vocabulary), strict=True):
         assert (fused.float() - apart.float()).norm() <= tolerance * apart.float().norm()
+
+
+def test_the_entropy_apart_from_the_loss_carries_its_gradient():
+    """Chunk by chunk against autograd over all logits; one that is only read changes no gradient."""
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(11, 6), torch.randn(17, 6), torch.randn(17)
+    targets, scale = torch.randint(17, (11,)), 1 / 0.7
+    factors = torch.rand(2, 11)
+
+    def gradients(chunked, with_entropy):
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+        if chunked:
+            log_probs, entropy = TokenLogProbs.apply(*leaves, targets, scale, 4)
+        else:
+            whole = torch.log_softmax(torch.nn.functional.linear(*leaves) * scale, dim=-1)
+            log_probs, entropy = whole.gather(-1, targets[:, None]).squeeze(-1), -(whole.exp() * whole).sum(-1)
+        total = (factors[0] * log_probs).sum() + ((factors[1] * entropy).sum() if with_entropy else 0.0)
+        return torch.autograd.grad(total, leaves)
+
+    for with_entropy in (False, True):
+        for found, expected in zip(gradients(True, with_entropy), gradients(False, with_entropy), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -65,6 +65,7 @@ def assert_same_parameters(found, expected, atol=5e-6):
         {"zero_stage": 2, "updates_per_batch": 2, "kl": {"coefficient": 0.1}, **REFERENCE},
         {"zero_stage": 1, "updates_per_batch": 2, "importance": "sequence", "clip_low": 0.005, "clip_high": 0.005},
         {"zero_stage": 1, "updates_per_batch": 2, "objective": "cispo", "clip_high": 0.01},
+        {"zero_stage": 1, "entropy_coefficient": 0.5, "loss": "token_mean"},
     ],
     ids=[
         "zero1",
@@ -78,6 +79,7 @@ def assert_same_parameters(found, expected, atol=5e-6):
         "reference-two-updates-kl",
         "gspo",
         "cispo",
+        "entropy",
     ],
 )
 def test_update_equals_one_big_batch(one_rank, model_folder, learner):
@@ -86,7 +88,8 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
     truth = big_batch(config, model_folder, correct=correction_is_on(config))
     assert trainer.chunked_head
     assert trainer.packed == (config.learner.packing != "off")
-    apart = config.learner.kernels == "plain" or config.learner.importance == "sequence"
+    learner = config.learner
+    apart = learner.kernels == "plain" or learner.importance == "sequence" or learner.entropy_coefficient > 0
     assert trainer.engine.policy.fused_loss == (not apart)
     assert_same_parameters(weights_of(trainer), truth.parameters())
     norms = [norm for result in results for norm in result.grad_norms]

@@ -92,6 +92,8 @@ def test_every_setting_that_is_read_becomes_its_field() -> None:
         save_total_limit=2,
         shuffle_dataset=False,
         report_to=["wandb"],
+        push_to_hub=True,
+        hub_model_id="me/model",
         gradient_checkpointing=False,
         model_init_kwargs={"dtype": "float16", "attn_implementation": "eager"},
     )
@@ -112,6 +114,7 @@ def test_every_setting_that_is_read_becomes_its_field() -> None:
     assert config.model.chat_template_kwargs == {"enable_thinking": False}
     assert (config.model.dtype, config.model.attention) == ("float16", "eager")
     assert (config.run.steps, config.run.seed, config.run.wandb, config.data.shuffle) == (50, 7, True, False)
+    assert (config.run.push_to_hub, config.run.hub_private) == ("me/model", True)
     assert (config.run.checkpoint.every, config.run.checkpoint.keep) == (10, 2)
     assert not config.data.chat, "TRL gives plain prompts to the model as they are"
 
