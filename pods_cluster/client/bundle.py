@@ -74,6 +74,7 @@ def _named(config: Config, root: Path) -> Iterator[Path]:
         config.data.template,
         config.data.eval.path if config.data.eval is not None else None,
         config.learner.kl.reference,
+        *(part.path for part in config.data.mix),
     ]
     for text in texts:
         if text and "\n" not in text and "{" not in text:

@@ -21,6 +21,7 @@ def absolute(config: Config) -> Config:
         (tree["data"], "template"),
         (tree["data"].get("eval") or {}, "path"),
         (tree["learner"]["kl"], "reference"),
+        *((part, "path") for part in tree["data"]["mix"]),
     ):
         value = section.get(field)
         if isinstance(value, str) and "\n" not in value and "{" not in value and _exists(value):

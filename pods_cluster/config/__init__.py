@@ -3,7 +3,7 @@
 from pods_cluster.config.base import ConfigError
 from pods_cluster.config.learner import AdvantageConfig, CorrectionConfig, KLConfig, LearnerConfig, LoraConfig
 from pods_cluster.config.load import build_config, dump_config, load_config, parse_config
-from pods_cluster.config.model_data import DataConfig, EvalDataConfig, ModelConfig
+from pods_cluster.config.model_data import DataConfig, EvalDataConfig, MixedDataConfig, ModelConfig
 from pods_cluster.config.pools import GeneratorConfig, SelectorConfig, WeightsConfig
 from pods_cluster.config.reward import RewardConfig, RewardConfigError, ScoringConfig
 from pods_cluster.config.run_settings import CheckpointConfig, ClusterConfig, EvalConfig, RunConfig
@@ -23,6 +23,7 @@ __all__ = [
     "KLConfig",
     "LearnerConfig",
     "LoraConfig",
+    "MixedDataConfig",
     "ModelConfig",
     "RewardConfig",
     "RewardConfigError",

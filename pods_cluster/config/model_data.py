@@ -45,6 +45,25 @@ class EvalDataConfig(Section):
     """Number of rows to evaluate on, from the first; left out: all."""
 
 
+class MixedDataConfig(Section):
+    """A further dataset that is trained on, beside that of `data.path`."""
+
+    path: str = Field(min_length=1)
+    """As `data.path`."""
+    name: str | None = Field(default=None, min_length=1)
+    """Subset (configuration) of a hub dataset."""
+    split: str = Field(default="train", min_length=1)
+    """Split to train on."""
+    rows: int | None = Field(default=None, ge=1)
+    """Number of rows, from the first; left out: all."""
+    prompt: str | None = Field(default=None, min_length=1)
+    """Column with the prompt; left out: `data.prompt`."""
+    answer: str | None = Field(default=None, min_length=1)
+    """Column with the answer; left out: `data.answer`."""
+    weight: float = Field(default=1.0, gt=0)
+    """How often each row is served in an epoch; 0.5: half of the rows, chosen by `run.seed`."""
+
+
 class DataConfig(Section):
     """The source of prompts, and how they are rendered."""
 
@@ -74,6 +93,10 @@ class DataConfig(Section):
     revisit: float | None = Field(default=None, gt=0, le=1)
     """Skip prompts, before any rollout is made, whose last groups had no signal (GRESO): after z such groups in a row one is
     tried with the chance revisit^z in each epoch, and at the latest in the fifth. null, or 1: none is skipped."""
+    weight: float = Field(default=1.0, gt=0)
+    """With `mix`: how often each row is served in an epoch."""
+    mix: list[MixedDataConfig] = Field(default_factory=list)
+    """Further datasets that are trained on too. An epoch serves the rows of all, as often as their weights say, in one order."""
     changed: Literal["refuse", "new_epoch"] = "refuse"
     """What `--resume` does when the rows are not those that the run was started with: `refuse`, or begin a new epoch with
     them."""

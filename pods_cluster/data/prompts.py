@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from pods_cluster.config import Config, DataConfig, EvalDataConfig
+from pods_cluster.config import Config, DataConfig, EvalDataConfig, MixedDataConfig
 from pods_cluster.data.context import prompt_limit
 from pods_cluster.data.errors import DataError, RowError
 from pods_cluster.data.layout import Layout, recognise
+from pods_cluster.data.mixture import load_training_rows
 from pods_cluster.data.render import PromptRenderer
 from pods_cluster.data.row_range import parse_split
 from pods_cluster.data.source import FORMATS, Source, first_blank, load_source
@@ -32,7 +33,7 @@ class EvalPrompts(list[Prompt]):
 def load_prompts(config: Config, tokenizer: PromptTokenizer) -> PromptStream:
     """Load the stream of training prompts of a run. Raises DataError naming the field that is wrong."""
     data = config.data
-    source = load_source(data.path, data.name, data.split, data.rows)
+    source = load_training_rows(data, config.run.seed)
     return PromptStream(
         source.rows,
         _renderer(config, source, tokenizer, "data"),
@@ -91,9 +92,11 @@ def load_heldout(data: DataConfig, heldout: EvalDataConfig) -> Source:
         source = load_source(data.path, heldout.name or data.name, heldout.split, heldout.rows, field="data.eval")
     else:
         source = load_source(heldout.path, heldout.name, heldout.split, heldout.rows, field="data.eval")
-    trained = _trained_rows(data, source)
-    shared = range(max(trained.start, source.span.start), min(trained.stop, source.span.stop))
-    if len(shared):
+    for part in (data, *data.mix):
+        trained = _trained_rows(part, source)
+        shared = range(max(trained.start, source.span.start), min(trained.stop, source.span.stop))
+        if not len(shared):
+            continue
         raise DataError(
             f"data.eval: rows {shared.start} to {shared.stop - 1} of {str(source)!r} are trained on as well, so they "
             f"are not held out; give data.eval.path or another data.eval.split, or part the rows, as in "
@@ -102,7 +105,7 @@ def load_heldout(data: DataConfig, heldout: EvalDataConfig) -> Source:
     return source
 
 
-def _trained_rows(data: DataConfig, heldout: Source) -> range:
+def _trained_rows(data: DataConfig | MixedDataConfig, heldout: Source) -> range:
     """Return the rows of the held-out source's split that `data` trains on; none where it reads another split."""
     split = parse_split(data.split, "data.split")
     path, subset, name = heldout.origin

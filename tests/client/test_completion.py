@@ -25,7 +25,8 @@ def test_fields_are_offered_level_by_level() -> None:
     while todo:
         for name in override_names(todo.pop()):
             (todo.append if name.endswith(".") else offered.add)(name)
-    leaves = {path for path in field_paths() if not any(other.startswith(path + ".") for other in field_paths())}
+    paths = [path for path in field_paths() if ".0." not in path]  # a list is given whole
+    leaves = {path for path in paths if not any(other.startswith(path + ".") for other in paths)}
     assert offered == {f"{path}=" for path in leaves if not path.startswith("reward")}
 
 

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -28,7 +29,7 @@ FREE_TEXTS = {"data.system"}
 """Texts that may be empty."""
 
 
-LISTS: dict[str, tuple[Any, ...]] = {"generator.stop_tokens": ([], ["a"], [5])}
+LISTS: dict[str, tuple[Any, ...]] = {"generator.stop_tokens": ([], ["a"], [5]), "data.mix": ([],)}
 """What a list may hold, of what other lists refuse."""
 
 
@@ -111,14 +112,18 @@ def with_value(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     changed = copy.deepcopy(tree)
     *parents, last = path.split(".")
     node: Any = changed
-    for part in parents:
+    for part, inner in pairwise([*parents, last]):
         if part.isdigit():
             node = node[int(part)]
         else:
-            node[part] = node.get(part) or {}
+            node[part] = node.get(part) or ([copy.deepcopy(ITEMS[part])] if inner.isdigit() else {})
             node = node[part]
     node[last] = value
     return changed
+
+
+ITEMS: dict[str, dict[str, Any]] = {"mix": {"path": "more.jsonl"}, "reward": {"name": "math_answer"}}
+"""An item of a list of sections that a tree does not have."""
 
 
 def without_value(tree: dict[str, Any], path: str) -> dict[str, Any]:
