@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive, WorkerState
 from pods_cluster.client.deadline import awaited_within
-from pods_cluster.run.ray_access import check_reachable
+from pods_cluster.run.ray_access import check_reachable, reaching
 from pods_cluster.telemetry.number_format import first_line
 
 FIND_SECONDS = 10.0
@@ -119,7 +119,8 @@ class RayControls:
             check_reachable(address, CONNECT_SECONDS)
             # Ray warns on every thread but the main one that it cannot handle a signal there.
             logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+            with reaching(address):
+                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
             self._connected = address
 
     async def _call(self, run: str, ref: Any, seconds: float) -> Any:

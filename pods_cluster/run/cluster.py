@@ -15,11 +15,9 @@ import ray
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import Config
 from pods_cluster.run.leftovers import end_leftovers, forget_session, note_session
-from pods_cluster.run.ray_access import check_reachable, token_hint
+from pods_cluster.run.ray_access import check_reachable, loopback_cluster, reaching, token_hint
 from pods_cluster.sizing.moves import Sizes
 
-LOCAL_ADDRESS = "127.0.0.1"
-"""Address of the cluster that a command starts itself."""
 SPARE_SLOTS = 8
 """CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
 
@@ -124,17 +122,18 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
     try:
         if remote:
             check_reachable(os.environ["RAY_ADDRESS"] if address == "auto" else address)
-            ray.init(address=None if address == "auto" else address, **options)
+            with reaching(address):
+                ray.init(address=None if address == "auto" else address, **options)
             return
         # A cluster of its own must not be joined by, or join, one that a variable points to.
         os.environ.pop("RAY_ADDRESS", None)
         slots = max(os.cpu_count() or 1, int(runs * Demand.of(config, 0.0).cpus + 0.999) + SPARE_SLOTS)
         # Ray would start an idle process for each of them.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        # On the loopback address Ray's servers listen there alone; else they would on all interfaces of the machine.
         if ended := end_leftovers():
             log.warning("%d process(es) that a killed run had left of its Ray cluster were ended", ended)
-        ray.init(address="local", num_cpus=slots, include_dashboard=False, _node_ip_address=LOCAL_ADDRESS, **options)
+        with loopback_cluster():
+            ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
         _note_own_session()
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"

@@ -1,13 +1,19 @@
-"""Access to a Ray cluster before Ray itself is imported: its token, and whether anything listens at its address."""
+"""Access to a Ray cluster: its token, whether anything listens at its address, and clusters of this machine alone.
+
+The module can be imported before Ray is.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 CONNECT_SECONDS = 10.0
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def use_ray_token() -> None:
@@ -57,3 +63,49 @@ def check_reachable(address: str, seconds: float = CONNECT_SECONDS) -> None:
             socket.create_connection((host.strip("[]"), int(port)), seconds).close()
         except OSError as error:
             raise ConnectionError(f"{address}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def loopback_cluster() -> Iterator[None]:
+    """Within, Ray takes 127.0.0.1 for this machine's address, as it does on macOS and Windows: what it starts listens there
+    alone, in place of on all interfaces, and what it connects to is looked for there.
+    """
+    from ray._private import ray_constants
+
+    name = "ENABLE_RAY_CLUSTER"
+    if not hasattr(ray_constants, name):  # another Ray: as that has it
+        yield
+        return
+    before = getattr(ray_constants, name)
+    setattr(ray_constants, name, False)
+    try:
+        yield
+    finally:
+        setattr(ray_constants, name, before)
+
+
+def reaching(address: str) -> contextlib.AbstractContextManager[None]:
+    """The context for `ray.init(address)`: `loopback_cluster` where such a cluster is meant."""
+    from ray._private.utils import read_ray_address
+
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
+    host, _, port = address.rpartition(":")
+    if host in LOOPBACK and port.isdigit() and not _answers(ray_node_address(), int(port)):
+        return loopback_cluster()
+    return contextlib.nullcontext()
+
+
+def ray_node_address() -> str:
+    """The address that Ray would give this machine."""
+    from ray._private import services
+
+    return services.node_ip_address_from_perspective() or LOOPBACK[0]
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 1.0).close()
+    except OSError:
+        return False
+    return True
