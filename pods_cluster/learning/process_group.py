@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from pods_cluster.weights.protocol import WeightTransferError
 from pods_cluster.weights.transport import bind
 
 log = logging.getLogger(__name__)
@@ -27,9 +28,12 @@ class RendezvousError(Exception):
 def open_store(host: str, world_size: int, timeout: float) -> TCPStore:
     """Open rank 0's rendezvous store, on a port that the system chooses (`store.port`), so that groups never race for one.
 
-    It listens on `host` alone: by itself it would on all interfaces, and it has no password.
+    It listens on `host` alone: by itself it would on all interfaces, and it has no password. Raises RendezvousError.
     """
-    listener = bind(host)
+    try:
+        listener = bind(host)
+    except WeightTransferError as error:
+        raise RendezvousError(f"the learner's rendezvous {error}") from None
     port = int(listener.getsockname()[1])
     # The store owns the descriptor from here on.
     return TCPStore(

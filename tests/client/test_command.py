@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -41,6 +44,17 @@ def arguments(made: Made, runs: Path, name: str) -> list[str]:
     return [*made.overrides(runs), f"run.name={name}", f"reward.0.name={reward}:even_digits", *SETTINGS]
 
 
+def listening_elsewhere(pid: int) -> list[str]:
+    """Sockets of this process and of all that it started that listen on another address than the loopback one."""
+    found: list[str] = []
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for socket_ in process.net_connections("inet"):
+                if socket_.status == "LISTEN" and not ip_address(socket_.laddr.ip.removeprefix("::ffff:")).is_loopback:
+                    found.append(f"{process.name()}: {socket_.laddr.ip}:{socket_.laddr.port}")
+    return found
+
+
 def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
     """Start a run, send Ctrl-C when its metrics reach `step`, and wait for its end."""
     with subprocess.Popen(
@@ -52,12 +66,14 @@ def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
             if metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines()):
                 break
             time.sleep(0.05)
+        elsewhere = listening_elsewhere(process.pid)
         process.send_signal(signal.SIGINT)
         try:
             output, _ = process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+        assert elsewhere == [], "a cluster of this machine alone can be reached from others"
         return process.returncode, output
 
 
