@@ -83,7 +83,10 @@ class Run(RunParts):
             background.append(self.assembler.pass_instructions())
         if self.assembler.continuous.on:
             background.append(self.assembler.continuous.run())
-        await _run_with(self._steps(), *background)
+        try:
+            await _run_with(self._steps(), *background)
+        finally:
+            self.rewards.tell_all()
         if save:
             await _run_with(self._save_the_end(), self.learners.watch())
         await self.copies.end(remove=save)

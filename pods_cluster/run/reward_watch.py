@@ -67,10 +67,22 @@ class RewardWatch:
         """
         self._failures = totals.failures()
         self._count(totals)
+        self._tell(GROWTH)
+        if self._waited >= self._slow_told * SLOW_GROWTH:
+            self._slow_told = self._waited
+            self._recorder.event("rewards_slow", self._progress(), level="warning", seconds=self._waited)
+        if (reason := self.hopeless()) is not None:
+            raise RewardsFail(reason)
+
+    def tell_all(self) -> None:
+        """Tell of failures since they were told last, for the count of the whole run: also of what no step recorded."""
+        self._tell(1)
+
+    def _tell(self, growth: int) -> None:
         for failure in self._failures:
             key = (failure.reward, failure.kind)
             told = self._told.get(key, 0)
-            if failure.count > told and failure.count >= told * GROWTH:
+            if failure.count > told and failure.count >= told * growth:
                 self._told[key] = failure.count
                 self._recorder.event(
                     "reward_failed",
@@ -82,11 +94,6 @@ class RewardWatch:
                     share=failure.share,
                     message=failure.message,
                 )
-        if self._waited >= self._slow_told * SLOW_GROWTH:
-            self._slow_told = self._waited
-            self._recorder.event("rewards_slow", self._progress(), level="warning", seconds=self._waited)
-        if (reason := self.hopeless()) is not None:
-            raise RewardsFail(reason)
 
     async def during(self, work: Coroutine[Any, Any, T], pool: Generators) -> T:
         """Wait for `work` (an evaluation), looking at the rewards of the pool meanwhile. Raises what either raises."""

@@ -84,6 +84,17 @@ def test_counts_of_a_wait_begin_with_the_step() -> None:
     assert scene.told("rewards_slow")[-1].endswith("20 of 32 scored, judge timed out 2 time(s)")
 
 
+def test_the_whole_number_of_failures_is_told_when_the_run_ends() -> None:
+    scene = Scene(valid=1)
+    for count in (1, 5, 9):
+        scene.timeouts = count
+        scene.look()
+    assert [fields["count"] for kind, _, fields in scene.events if kind == "reward_failed"] == [1]
+    scene.watch.tell_all()
+    scene.watch.tell_all()
+    assert [fields["count"] for kind, _, fields in scene.events if kind == "reward_failed"] == [1, 9]
+
+
 def test_the_first_timeout_says_what_it_does_to_a_step() -> None:
     scene = Scene(timeouts=1)
     scene.look()
