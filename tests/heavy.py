@@ -67,7 +67,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("telemetry/test_curves.py",),
     ("dashboard/test_fuzz.py",),
     ("client/test_imports.py",),
-    ("client/test_wrong_inputs.py",),
+    ("client/test_wrong_inputs.py", "client/test_mutated_files.py"),
     ("client/test_interrupted_step.py",),
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),

@@ -137,6 +137,10 @@ def _message(value: Any, column: str, index: int) -> Message:
         raise RowError(
             f"data.prompt: a message in column {column!r} of row {index} has content {_short(content)}, no text"
         )
+    if message["role"] == "user" and not content.strip():
+        raise RowError(
+            f"data.prompt: a message of the user in column {column!r} of row {index} has no text; add it, or remove the row"
+        )
     return message | {"content": content}
 
 

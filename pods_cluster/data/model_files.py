@@ -15,6 +15,7 @@ from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError
+from pods_cluster.data.json_faults import LFS_POINTER
 
 INDEX = "model.safetensors.index.json"
 OTHER_TASK = re.compile(r"For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|Pretraining)$", re.IGNORECASE)
@@ -35,6 +36,7 @@ def check_models(config: Config, prompt_ids: Sequence[int] = (), *, weights: boo
             f"model.path: the tokenizer of {config.model.path!r} gives token {max(prompt_ids)}, and the model knows "
             f"{vocabulary} (vocab_size in its config.json); tokenizer and model do not belong together"
         )
+    _check_sizes(config.model.path, "model.path", settings, names)
     lora = config.learner.lora
     if lora is not None and names and not isinstance(lora.target_modules, str):
         _check_targets(lora.target_modules, names)
@@ -42,6 +44,7 @@ def check_models(config: Config, prompt_ids: Sequence[int] = (), *, weights: boo
     if reference is not None:
         found = _check(reference, "learner.kl.reference", config.model.trust_remote_code)
         notes += _no_weights(reference, "learner.kl.reference", *found, weights)
+        _check_sizes(reference, "learner.kl.reference", *found)
     if config.model.attention.startswith("flash") and importlib.util.find_spec("flash_attn") is None:
         notes.append(
             f"model.attention: {config.model.attention} needs the package flash-attn, which is not installed here"
@@ -49,17 +52,19 @@ def check_models(config: Config, prompt_ids: Sequence[int] = (), *, weights: boo
     return notes
 
 
-def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], set[str]]:
-    """Settings of a model and the names of its weights, both empty where they are not here."""
+def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], Shapes]:
+    """Settings of a model and the shapes of its weights, both empty where they are not here."""
     folder = Path(path).expanduser()
     if folder.is_file():
         raise DataError(f"{field}: {path!r} is a file; give the folder of a model in Hugging Face format")
     if not folder.is_dir():
         if path.startswith(("/", ".", "~")):
             raise DataError(f"{field}: {path!r} does not exist; give the folder of a model, or a Hugging Face hub name")
-        return {}, set()
+        return {}, {}
     settings = _settings(folder, path, field)
     kind = settings.get("model_type")
+    if not isinstance(kind, str | None):
+        raise DataError(f"{field}: model_type of {path!r} is {kind!r}, no text; copy its config.json again")
     remote = isinstance(auto := settings.get("auto_map"), Mapping) and "AutoModelForCausalLM" in auto
     known = _causal_types()
     architectures = [name for name in settings.get("architectures") or [] if isinstance(name, str)]
@@ -82,7 +87,13 @@ def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], set
     return settings, _weights(folder, path, field)
 
 
-def _no_weights(path: str, field: str, settings: Mapping[str, Any], names: set[str], needed: bool) -> list[str]:
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+"""Sizes in config.json that are whole numbers of every decoder that has them."""
+
+
+def _no_weights(path: str, field: str, settings: Mapping[str, Any], names: Shapes, needed: bool) -> list[str]:
     """A note, or where they are `needed` a DataError, on a model in a local folder without weights."""
     if names or not settings or any(Path(path).expanduser().glob("pytorch_model*.bin")):
         return []
@@ -109,18 +120,22 @@ def _settings(folder: Path, path: str, field: str) -> Mapping[str, Any]:
 def _json(file: Path, field: str) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{field}: {str(file)!r} cannot be read ({error}); copy the model again") from error
     if not isinstance(found, Mapping):
         raise DataError(f"{field}: {str(file)!r} holds no object; copy the model again")
     return found
 
 
-def _weights(folder: Path, path: str, field: str) -> set[str]:
-    """Names of the weights in safetensors files; empty where the model has others. Raises DataError for torn files."""
+def _weights(folder: Path, path: str, field: str) -> Shapes:
+    """The weights in safetensors files; empty where the model has others. Raises DataError for torn files."""
     if (folder / INDEX).is_file():
         where = _json(folder / INDEX, field).get("weight_map")
-        files = sorted(set(where.values())) if isinstance(where, Mapping) else []
+        files = sorted({str(name) for name in where.values()}) if isinstance(where, Mapping) else []
+        if not files or any(Path(name).name != name for name in files):
+            raise DataError(
+                f"{field}: {str(folder / INDEX)!r} names no files of weights beside it; copy the model again"
+            )
         missing = [name for name in files if not (folder / name).is_file()]
         if missing:
             raise DataError(
@@ -130,30 +145,69 @@ def _weights(folder: Path, path: str, field: str) -> set[str]:
     elif (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     else:
-        return set()
-    names: set[str] = set()
+        return {}
+    found: Shapes = {}
     for name in files:
-        names |= _names(folder / name, field)
-    return names
+        found |= _shapes(folder / name, field)
+    return found
 
 
-def _names(file: Path, field: str) -> set[str]:
-    """Names in a safetensors file, of which only the header is read. Raises DataError where it is cut short."""
+def _shapes(file: Path, field: str) -> Shapes:
+    """The tensors of a safetensors file, of which only the header is read. Raises DataError where it is cut short."""
     size = file.stat().st_size
+    with file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise DataError(
+                f"{field}: {str(file)!r} is a pointer of Git LFS in place of the file; run git lfs pull there"
+            )
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(min(length, size)))
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        end, tensors = size + 1, {}
+        shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        end, shapes = size + 1, {}
     if end > size:
         raise DataError(f"{field}: {str(file)!r} is cut short or damaged ({size:,} bytes); copy it again")
-    return set(tensors)
+    return shapes
 
 
-def _check_targets(targets: Iterable[str], names: set[str]) -> None:
+def _check_sizes(path: str, field: str, settings: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse sizes in config.json that cannot be, or that the weights beside it do not have.
+
+    Only what every decoder has by the same name is looked at; the loading of the model finds the rest.
+    """
+    text = settings.get("text_config")
+    text = text if isinstance(text, Mapping) else settings
+    for name in SIZES:
+        value = text.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise DataError(
+                f"{field}: {name} in the config.json of {path!r} is {value!r}; it must be a whole number from 1, copy it again"
+            )
+    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+    if width and heads and width % heads and not text.get("head_dim"):
+        raise DataError(
+            f"{field}: hidden_size {width} in the config.json of {path!r} cannot be divided into num_attention_heads {heads}; "
+            f"copy it again"
+        )
+    layers = {int(found[1]) for name in shapes if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name))}
+    wanted = text.get("num_hidden_layers", 0)
+    embedding = next(
+        (shape for name, shape in shapes.items() if name.endswith(("embed_tokens.weight", "wte.weight"))), ()
+    )
+    if layers and wanted > len(layers):
+        told = f"num_hidden_layers {wanted}, and its weights have {len(layers)} layers"
+    elif len(embedding) == 2 and width and "word_embed_proj_dim" not in text and embedding[1] != width:
+        told = f"hidden_size {width}, and its weights have {embedding[1]}"
+    else:
+        return
+    raise DataError(f"{field}: config.json of {path!r} says {told}: they do not belong together; copy the model again")
+
+
+def _check_targets(targets: Iterable[str], names: Iterable[str]) -> None:
     modules = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
     for target in targets:
         if not any(module == target or module.endswith("." + target) for module in modules):

@@ -33,18 +33,27 @@ def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
             dtype=DTYPES[config.dtype],
             attn_implementation=attention,
             trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
         )
 
     try:
         try:
-            model = load(config.attention)
+            model, loaded = load(config.attention)
         except ValueError as error:
             # what says so has sinks or biases that torch's kernel does not know
             if config.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
                 raise
-            model = load("eager")
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ModelError(f"model.path: {source!r} cannot be loaded as a causal language model: {error}") from error
+            model, loaded = load("eager")
+    except Exception as error:  # what a broken config.json or its weights raise is of every kind
+        told = (
+            str(error) if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: {error}"
+        )
+        raise ModelError(f"model.path: {source!r} cannot be loaded as a causal language model: {told}") from error
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelError(
+            f"model.path: {source!r} has no weights for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''} "
+            f"({len(missing)} in all), which would begin as random numbers; copy the model again"
+        )
     if config.attention == "sdpa" and _caps_scores(model):
         model.set_attn_implementation("eager")  # torch's kernel would leave the cap out without a word
     for module in model.modules():

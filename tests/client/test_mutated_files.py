@@ -1,0 +1,165 @@
+"""Files of data and models that are wrong in many ways: each is refused with the field and the fix, none by a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.client.test_wrong_inputs import checked, folder, settings
+
+__all__ = ["folder"]  # the fixture
+
+ROWS: list[dict[str, Any]] = [{"prompt": f"{row}+1=", "answer": str(row + 1)} for row in range(20)]
+
+
+def text_of(rows: list[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(row) for row in rows)
+
+
+def every(**values: Any) -> str:
+    return text_of([{**row, **values} for row in ROWS])
+
+
+def one(**values: Any) -> str:
+    return text_of([{**row, **values} if place == 3 else row for place, row in enumerate(ROWS)])
+
+
+GOOD = text_of(ROWS)
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n"
+WRONG_DATA: dict[str, tuple[str | bytes, str]] = {
+    "trailing comma": (GOOD + '\n{"prompt": "a",}', "line 21 is not valid JSON"),
+    "a list": (GOOD + "\n[1, 2]", "line 21 holds a list"),
+    "a number": ("5", "line 1 holds a int"),
+    "a text": ('"abc"', "line 1 holds a str"),
+    "null": (GOOD + "\nnull", "row 20"),
+    "deep": ('{"prompt": "a", "answer": ' + "[" * 3000 + "]" * 3000 + "}", "nested too deeply"),
+    "huge number": (GOOD + '\n{"prompt": "a", "answer": ' + "9" * 400 + "}", "write numbers beyond 64 bits as texts"),
+    "NUL": (GOOD + "\n\0\0\0", "line 21 is not valid JSON"),
+    "gzip": (gzip.compress(GOOD.encode()), "is not UTF-8"),
+    "binary": (bytes(range(256)), "line 1 is not valid JSON"),
+    "UTF-16": (GOOD.encode("utf-16"), "is not UTF-8"),
+    "HTML": ("<html><body>404</body></html>", "line 1 is not valid JSON"),
+    "Git LFS": (LFS, "git lfs pull"),
+    "comment": ("// rows\n" + GOOD, "line 1 is not valid JSON"),
+    "single quotes": ("{'prompt': 'a'}", "line 1 is not valid JSON"),
+    "control character": ('{"prompt": "a\x01b", "answer": "1"}', "line 1 is not valid JSON"),
+    "no columns": (text_of([{}] * 5), "holds no rows to use"),
+    "empty name": ('{"": "a"}', "'prompt' is not a column"),
+    "a prompt that is null": (one(prompt=None), "row 3"),
+    "prompts that are null": (every(prompt=None), "row 0"),
+    "a row without prompt": (text_of([*ROWS, {"answer": "1"}]), "row 20"),
+    "prompts of texts": (every(prompt=["a"]), "not a chat message with role and content"),
+    "prompts of one object": (every(prompt={"a": 1}), "neither a text nor a list of chat messages"),
+    "prompts of nothing": (every(prompt=[]), "row 0"),
+    "a role that is null": (every(prompt=[{"role": None, "content": "q"}]), "not a chat message"),
+    "a user who says nothing": (every(prompt=[{"role": "user", "content": None}]), "has no text; add it"),
+    "content of a number": (every(prompt=[{"role": "user", "content": 5}]), "has content 5, no text"),
+    "an image": (every(prompt=[{"role": "user", "content": [{"type": "image", "url": "x"}]}]), "prompts are text only"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DATA)
+def test_wrong_data(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    content, told = WRONG_DATA[name]
+    Path("rows.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, said = checked(capsys)
+    assert code == 1, said
+    assert "Traceback" not in said
+    assert "error: data." in said
+    assert told in said
+
+
+@pytest.mark.parametrize("content", ["\ufeff" + GOOD, GOOD.replace("\n", "\r\n"), GOOD.replace("\n", "\n\n")])
+def test_what_only_looks_wrong_is_read(folder: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    Path("rows.jsonl").write_text(content, encoding="utf-8", newline="")
+    code, said = checked(capsys)
+    assert code == 0, said
+    assert "20 rows" in said
+
+
+def holding(name: str, content: str | bytes) -> Callable[[Path], None]:
+    return lambda model: (
+        (model / name).write_bytes(content if isinstance(content, bytes) else content.encode()) and None
+    )
+
+
+def weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def write(model: Path) -> None:
+        tensors = load_file(model / "model.safetensors")
+        change(tensors)
+        save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+    return write
+
+
+INDEX = "model.safetensors.index.json"
+WRONG_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty config": (holding("config.json", ""), "cannot be read"),
+    "config of a list": (holding("config.json", "[]"), "holds no object"),
+    "deep config": (holding("config.json", "[" * 5000), "cannot be read"),
+    "type of a number": (settings(model_type=5), "model_type of 'model' is 5"),
+    "type of a list": (settings(model_type=["a"]), "model_type of 'model' is ['a']"),
+    "no type": (settings(model_type=None), "is of type None"),
+    "vocabulary of a text": (settings(vocab_size="a"), "vocab_size in the config.json of 'model' is 'a'"),
+    "no vocabulary": (settings(vocab_size=None), "vocab_size in the config.json of 'model' is None"),
+    "negative width": (settings(hidden_size=-1), "hidden_size in the config.json of 'model' is -1"),
+    "another width": (settings(hidden_size=48), "they do not belong together"),
+    "no layers": (settings(num_hidden_layers=0), "num_hidden_layers in the config.json of 'model' is 0"),
+    "more layers": (settings(num_hidden_layers=99), "its weights have"),
+    "heads": (settings(num_attention_heads=3), "cannot be divided into num_attention_heads 3"),
+    "empty tokenizer": (holding("tokenizer.json", ""), "tokenizer files of 'model' are damaged"),
+    "torn tokenizer": (holding("tokenizer.json", '{"version": "1.0", "mod'), "tokenizer files of 'model' are damaged"),
+    "tokenizer of a list": (holding("tokenizer_config.json", "[]"), "tokenizer files of 'model' are damaged"),
+    "empty weights": (holding("model.safetensors", ""), "cut short or damaged (0 bytes)"),
+    "weights of zeros": (holding("model.safetensors", b"\0" * 64), "cut short or damaged"),
+    "weights with a huge header": (holding("model.safetensors", b"\xff" * 64), "cut short or damaged"),
+    "weights by Git LFS": (holding("model.safetensors", LFS), "run git lfs pull"),
+    "torn index": (holding(INDEX, "{"), "cannot be read"),
+    "empty index": (holding(INDEX, "{}"), "names no files of weights beside it"),
+    "index elsewhere": (
+        holding(INDEX, '{"weight_map": {"a": "../../etc/passwd"}}'),
+        "names no files of weights beside",
+    ),
+    "index of numbers": (holding(INDEX, '{"weight_map": {"a": 5}}'), "lacks 1 of 1 files of weights (5)"),
+    "broken template": (holding("chat_template.jinja", "{% for %}"), "the chat template refuses"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_wrong_models(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    change, told = WRONG_MODELS[name]
+    change(folder / "model")
+    code, said = checked(capsys)
+    assert code == 1, said
+    assert "Traceback" not in said
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            weights(lambda tensors: tensors.pop("model.norm.weight")),
+            "no weights for model.norm.weight .*random numbers",
+        ),
+        (weights(lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)})), "cannot be loaded"),
+        (settings(hidden_act="nonsense"), "cannot be loaded .*nonsense"),
+    ],
+    ids=["missing", "another shape", "activation"],
+)
+def test_what_shows_when_a_model_is_loaded(folder: Path, change: Callable[[Path], None], told: str) -> None:
+    from pods_cluster.config import load_config
+    from pods_cluster.learning.policy_model import ModelError, load_model
+    from tests.client.test_wrong_inputs import BASE
+
+    change(folder / "model")
+    Path("run.json").write_text(json.dumps(BASE))
+    with pytest.raises(ModelError, match=rf"model\.path: 'model' .*{told}"):
+        load_model(load_config("run.json", []).model)
