@@ -62,7 +62,8 @@ class GeneratorConfig(Section):
     """Seconds without a finished rollout after which a busy worker counts as hung and is replaced."""
     max_failures: int = Field(default=5, ge=1)
     """Times in a row that generators may fail without one group finished in between; the run then ends with their cause.
-    A prompt whose engine failed four times in a row is left out before that."""
+    A prompt whose engine failed four times in a row is left out before that. Engines that raise one and the same error
+    before any group was ever finished end it after three."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the engine under its own names (for vLLM: `gpu_memory_utilization`, `max_model_len`, …)."""
 
