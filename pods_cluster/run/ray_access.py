@@ -86,21 +86,15 @@ def loopback_cluster() -> Iterator[None]:
 
 def reaching(address: str) -> contextlib.AbstractContextManager[None]:
     """The context for `ray.init(address)`: `loopback_cluster` where such a cluster is meant."""
-    from ray._private.utils import read_ray_address
-
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
-    host, _, port = address.rpartition(":")
-    if host in LOOPBACK and port.isdigit() and not _answers(ray_node_address(), int(port)):
-        return loopback_cluster()
-    return contextlib.nullcontext()
-
-
-def ray_node_address() -> str:
-    """The address that Ray would give this machine."""
     from ray._private import services
 
-    return services.node_ip_address_from_perspective() or LOOPBACK[0]
+    if address == "auto":
+        with contextlib.suppress(Exception):  # several clusters, or none: ray.init says so
+            address = services.get_ray_address_from_environment("auto", None) or ""
+    host, _, port = address.rpartition(":")
+    if host in LOOPBACK and port.isdigit() and not _answers(services.get_node_ip_address(), int(port)):
+        return loopback_cluster()
+    return contextlib.nullcontext()
 
 
 def _answers(host: str, port: int) -> bool:

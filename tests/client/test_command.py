@@ -148,7 +148,8 @@ NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {
     "run.eval.samples": ("eval/pass_at_k",),
     "run.checkpoint": ("timing_s/checkpoint",),
     "a GPU": ("memory/<role>/gpu_peak",),
-    "a disk that fails": ("telemetry/failed_writes", "telemetry/dropped_lines"),
+    "a disk that fails": ("telemetry/failed_writes", "telemetry/dropped_lines", "checkpoint/failed"),
+    "float16": ("updates_overflowed",),
 }
 """Metrics that a short, healthy run on CPUs does not make, by what makes them."""
 NOT_IN_EVERY_RUN = {"generator/idle_share"}

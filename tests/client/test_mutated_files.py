@@ -85,9 +85,10 @@ def test_what_only_looks_wrong_is_read(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def holding(name: str, content: str | bytes) -> Callable[[Path], None]:
-    return lambda model: (
-        (model / name).write_bytes(content if isinstance(content, bytes) else content.encode()) and None
-    )
+    def write(model: Path) -> None:
+        (model / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return write
 
 
 def weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
