@@ -9,6 +9,7 @@ from typing import Any
 
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.secret_values import without_secrets
 from pods_cluster.telemetry.sinks import SinkUnavailable, require, scalars
 from pods_cluster.telemetry.step_record import Record
 
@@ -36,10 +37,10 @@ class MlflowSink:
             self._run = self._run_of(folder, config or {})
         except Exception as error:  # a server that cannot be reached, or refuses: MLflow has many kinds
             raise SinkUnavailable(
-                f"run.mlflow: MLflow at {address} cannot be used ({first_line(error)}); correct MLFLOW_TRACKING_URI, or turn "
-                f"run.mlflow off"
+                f"run.mlflow: MLflow at {without_secrets(address)} cannot be used ({first_line(error)}); correct "
+                f"MLFLOW_TRACKING_URI, or turn run.mlflow off"
             ) from error
-        self.note = f"MLflow has the run at {address} (experiment {PROJECT}, run {self._run})"
+        self.note = f"MLflow has the run at {without_secrets(address)} (experiment {PROJECT}, run {self._run})"
 
     def _run_of(self, folder: RunFolder, config: Mapping[str, Any]) -> str:
         file = folder.path / MLFLOW_RUN
@@ -53,7 +54,7 @@ class MlflowSink:
         run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         parameters = [
             self._entities.Param(name, str(value)[:PARAMETER_LENGTH])
-            for name, value in _flat(config)
+            for name, value in _flat(without_secrets(config))
             if value is not None
         ]
         for start in range(0, len(parameters), 100):  # the most that MLflow takes at once
@@ -103,7 +104,7 @@ class TrackioSink:
                 project=PROJECT,
                 name=folder.name,
                 space_id=space,
-                config=dict(_flat(config or {})),
+                config=dict(_flat(without_secrets(config or {}))),
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,

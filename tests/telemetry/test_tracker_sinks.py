@@ -12,7 +12,8 @@ from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.sinks import SinkUnavailable
 from pods_cluster.telemetry.tracker_sinks import MLFLOW_RUN, MlflowSink, TrackioSink
 
-CONFIG = {"run": {"name": "tracked"}, "learner": {"betas": [0.9, 0.99], "lora": None}, "staleness": 1}
+CONFIG = {"run": {"name": "tracked"}, "learner": {"betas": [0.9, 0.99], "lora": None}, "staleness": 1,
+          "judge": {"api_key": "sk-123"}}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,7 +45,8 @@ def test_mlflow_has_the_run_and_a_resume_goes_on_with_it(folder: RunFolder) -> N
     (run,) = client.search_runs([client.get_experiment_by_name("pods-cluster").experiment_id])
     assert run.info.run_id == (folder.path / MLFLOW_RUN).read_text().strip()
     assert (run.info.run_name, run.info.status) == ("tracked", "FINISHED")
-    assert run.data.params == {"run.name": "tracked", "learner.betas": "[0.9, 0.99]", "staleness": "1"}
+    assert run.data.params == {"run.name": "tracked", "learner.betas": "[0.9, 0.99]", "staleness": "1",
+                               "judge.api_key": "(hidden)"}  # fmt: skip
     assert run.data.tags["event.slow"] == "a slow worker"
     history = client.get_metric_history(run.info.run_id, "rewards/even_digits/mean")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 0.5), (3, 0.5)]
