@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pods_cluster.config import ConfigError
+from pods_cluster.data.source import quiet
 
 FOLDER = ".inputs"
 """Beside the runs, in `run.dir`: the rows that runs were given, by the name of the run and a digest of the rows."""
@@ -38,7 +39,8 @@ class HeldRows:
             _once(path, lambda place: place.write_text(self.table, encoding="utf-8"))
             return path
         path = folder / f"{name}-{_digest(self.table)}"
-        _once(path, lambda place: self.table.save_to_disk(str(place)))
+        with quiet():
+            _once(path, lambda place: self.table.save_to_disk(str(place)))
         return path
 
 

@@ -98,6 +98,7 @@ class RunView:
             if modified != self._config[0]:
                 tree = yaml.safe_load(path.read_text(encoding="utf-8"))
                 tree = clean(without_secrets(tree)) if isinstance(tree, dict) else {}
+                _shorten_functions(tree)
                 text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
                 self._config = (modified, text, tree)
         except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -129,3 +130,11 @@ class RunView:
                 self.reward_failures[key] = event
         if kind.startswith("worker_"):
             self.worker_events = [*self.worker_events[-99:], event]
+
+
+def _shorten_functions(tree: dict[str, Any]) -> None:
+    """Put words in place of pickled reward functions: thousands of letters that nobody reads."""
+    rewards = tree.get("reward")
+    for reward in rewards if isinstance(rewards, list) else ():
+        if isinstance(reward, dict) and reward.get("code"):
+            reward["code"] = "a pickled function"

@@ -116,7 +116,7 @@ def _load_file(place: Path, path: str, field: str) -> Dataset:
     _check_utf8([place], path, field)
     from datasets import load_dataset
 
-    with _quiet():
+    with quiet():
         try:
             # the library reads data_files as a pattern: a bracket in a folder's name is not one
             found = load_dataset(kind, data_files=glob.escape(str(place.resolve())), split="train")
@@ -159,7 +159,7 @@ def _load_folder(place: Path, path: str, name: str | None, wanted: Split, field:
     from datasets import load_dataset
 
     def load(subset: str | None) -> Any:
-        with _quiet():
+        with quiet():
             try:
                 return load_dataset(str(place.resolve()), name=subset)
             except Exception as error:
@@ -273,7 +273,7 @@ def _cause(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Turn off progress bars for local files, which load in a moment, and log lines about faults that an error names."""
     from datasets import disable_progress_bars, enable_progress_bars, logging
     from datasets.utils import are_progress_bars_disabled

@@ -100,7 +100,8 @@ class Controller:
             wandb=config.run.wandb,
             mlflow=config.run.mlflow,
             trackio=config.run.trackio,
-            config=config.model_dump(mode="json"),
+            # trackers have no use for pickled functions
+            config=config.model_dump(mode="json", exclude={"reward": {"__all__": {"code"}}}),
         )
         if self._after:
             self.recorder.event("restarting", self._after, level="warning")

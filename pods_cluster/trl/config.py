@@ -81,7 +81,7 @@ def given_settings(args: Any) -> dict[str, Any]:
 
 _WHATEVER = """
 local_rank logging_dir debug distributed_state deepspeed_plugin fsdp fsdp_config accelerator_config include_for_metrics
-optim_target_modules project
+optim_target_modules project disable_tqdm dataloader_pin_memory pad_to_multiple_of
 """
 MADE_BY_TRL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_WHATEVER.split(), ()),

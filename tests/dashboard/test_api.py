@@ -95,6 +95,15 @@ def test_configuration_and_summary(client: TestClient) -> None:
     assert "when the run ends" in missing.json()["detail"]
 
 
+def test_pickled_functions_are_not_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "run", 2)
+    folder.config.write_text("reward: [{name: '__main__:mine', code: eJxrYJk6xMAAAAsuAhI=}, {name: tag_count}]\n")
+    with connect(create_app([tmp_path], token=Token(SECRET))) as client:
+        found = client.get("/api/runs/run/config").json()
+    assert found["config"]["reward"][0] == {"name": "__main__:mine", "code": "a pickled function"}
+    assert "eJxrYJk6" not in found["text"]
+
+
 def test_a_summary_is_passed_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run", 2)
     folder.write_summary({"steps": 2, "ratio": 4.5})
