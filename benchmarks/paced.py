@@ -25,6 +25,7 @@ from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.run.loop import Run
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.telemetry.catalog import registry
+from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.types import Prompt, Selection
 from pods_cluster.weights.broadcast import PublishReport
 
@@ -92,6 +93,10 @@ class PacedLearners:
             fetch_seconds=fetched - began,
             update_seconds=time.monotonic() - fetched,
         )
+
+    async def watch(self) -> None:
+        """Its rank never fails."""
+        await asyncio.Event().wait()
 
     def release(self) -> None: ...
 
@@ -170,7 +175,7 @@ class Pools:
             stream=load_prompts(config, load_tokenizer(config.model, light=True)),
             held_out=list(held_out),
             recorder=cast(Any, records),
-            folder=cast(Any, None),
+            folder=RunFolder(Path(config.run.dir) / f"paced-{self._arms}"),  # nothing is saved
         )
         if once_a_step:
             run.assembler.continuous.on = False
