@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import arms_figure, evidence_page, gsm8k, overlap_figure, scaling
+from benchmarks import arms_figure, evidence_page, gsm8k, overlap_figure, scale_figure, scaling
 from benchmarks._result_file import records
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,7 @@ def _gsm8k(result: Mapping[str, Any], path: Path) -> None:
 FIGURES: dict[Path, tuple[Path, Callable[[Mapping[str, Any], Path], None]]] = {
     IMAGES / "arms.png": (RESULTS / "arms_cpu.json", arms_figure.draw),
     IMAGES / "overlap.png": (RESULTS / "overlap.json", overlap_figure.draw),
+    IMAGES / "scale.png": (RESULTS / "scale.json", scale_figure.draw),
     IMAGES / "scaling.png": (RESULTS / "scaling.json", _scaling),
     IMAGES / "scaling_h200.png": (RESULTS / "scaling_h200.json", _scaling),
     IMAGES / "scaling_4xh200.png": (RESULTS / "scaling_4xh200.json", _scaling),

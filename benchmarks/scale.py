@@ -1,0 +1,305 @@
+"""Where the service becomes the bound as the pools grow: a model of the pipeline, checked against measured runs.
+
+    python -m benchmarks.scale [--part check --part sweep]
+
+`check` models runs of `benchmarks/results/` from their stages' times and compares the seconds of a step. `sweep` goes to
+1,000 generators and 64 learner ranks with models of 7B to 70B; costs of calls are those of `service_calls.json` and
+`selection.json`. `docs/scale.md` says what is measured in it and what is assumed. Writes `benchmarks/results/scale.json`
+and draws `docs/images/scale.png`. CPU only, some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._machine import machine
+from benchmarks._result_file import table, write_result
+from benchmarks.scale_figure import draw
+from benchmarks.scale_model import EngineSpeed, Outcome, Parts, Workload, lognormal, simulate, uniform
+
+RESULTS = Path(__file__).parent / "results"
+RESULT = RESULTS / "scale.json"
+FIGURE = Path(__file__).parents[1] / "docs" / "images" / "scale.png"
+TOLERANCE = 0.15
+GENERATORS = (4, 16, 64, 128, 256, 512, 1000)
+N, M = 64, 16
+LENGTHS = lognormal(300, 0.4, 512)
+"""GSM8K at 0.5B: 256 to 302 tokens a rollout in the measured runs, cut at 512."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", action="append", choices=("check", "sweep"), help="left out: both")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    result = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    result["machine"] = machine()
+    parts = options.part or ["check", "sweep"]
+    if "check" in parts:
+        result["check"] = check()
+    if "sweep" in parts:
+        result["costs"] = costs()
+        result["sweep"] = table(sweep(result["costs"]), COLUMNS)
+    write_result(options.out, result)
+    if "sweep" in result and options.out == RESULT:
+        draw(result, FIGURE)
+
+
+# Against runs that were measured.
+
+
+def check() -> list[dict[str, Any]]:
+    """Each measured run beside its model; `within` says whether they differ by less than 15 %."""
+    rows = []
+    for run, measured, work, engine, parts in [*_paced_runs(), *_vllm_runs()]:
+        outcome = simulate(work, engine, parts)
+        error = outcome.seconds_per_step / measured - 1
+        rows.append({"run": run, "measured": measured, "modelled": outcome.seconds_per_step, "error": error,
+                     "within": abs(error) <= TOLERANCE})  # fmt: skip
+        print(
+            f"{run:62} measured {measured:7.3f} s, modelled {outcome.seconds_per_step:7.3f} s, {error:+.1%}", flush=True
+        )
+    return rows
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+Case = tuple[str, float, Workload, EngineSpeed, Parts]
+
+
+def _fixed(seconds: float) -> Callable[[int, float], float]:
+    return lambda rollouts, tokens: seconds  # noqa: ARG005
+
+
+def _paced_runs() -> list[Case]:
+    """Runs of the whole service with engines and learners that keep time: everything about them is known."""
+    cases: list[Case] = []
+    overlap, wide = _read("overlap"), uniform(1, 128)
+    engine = EngineSpeed(0.0, 1 / 4000, 256)
+    for row in overlap["overlap"]:
+        work = Workload(generators=2, prompts=8, n=32, m=8, staleness=row["staleness"], lengths=wide)
+        parts = Parts(update=_fixed(row["balanced_seconds"]), publish=0.05)
+        cases.append((f"overlap, staleness {row['staleness']}", 1 / row["steps_per_second"], work, engine, parts))
+    for row in overlap["generators"]:
+        work = Workload(generators=row["generators"], prompts=8, n=32, m=8, staleness=1, lengths=wide)
+        parts = Parts(update=_fixed(1 / row["learner_bound_steps_per_second"] - 0.05), publish=0.05)
+        cases.append((f"overlap, {row['generators']} generators", 1 / row["steps_per_second"], work, engine, parts))
+    drained = _read("continuous")
+    settings = drained["settings"]
+    engine = EngineSpeed(
+        0.0, 1 / settings["tokens_per_second"], settings["places"], 1 / settings["rollout_tokens_per_second"]
+    )
+    for row in drained["rows"]:
+        if row["issue"] == "continuous" and not row["evaluation"]:
+            work = Workload(generators=2, prompts=8, n=16, m=4, staleness=row["staleness"], lengths=wide)
+            parts = Parts(update=_fixed(settings["update_seconds"]), publish=0.05)
+            name = f"continuous, batches that drain, staleness {row['staleness']}"
+            cases.append((name, 1 / row["steps_per_second"], work, engine, parts))
+    for phase in _read("scaling")["phases"]:
+        work = Workload(generators=phase["generators"], prompts=12, n=16, m=4, staleness=1, lengths=uniform(16, 48))
+        parts = Parts(update=_fixed(phase["update_seconds_median"]), publish=phase["publish_seconds_median"])
+        steps = phase["steps"][1] - phase["steps"][0] + 1
+        name = f"scaling, {phase['generators']} + {phase['learners']}, real learner ranks"
+        cases.append((name, phase["seconds"] / steps, work, EngineSpeed(0.0, 1 / 1500, 256), parts))
+    return cases
+
+
+SHARED_BASE = 0.003
+"""Seconds of an engine step of 0.5B without rollouts, where three share an H200: fitted to one run, `sync`, alone."""
+
+
+def _vllm_runs() -> list[Case]:
+    """GSM8K at 0.5B on H200s. Of three engines on a card each kept up a third of 75,671 tokens/s (scaling_h200.json) with
+    the 341 rollouts that it could have."""
+    three = EngineSpeed(SHARED_BASE, (341 / (75671 / 3) - SHARED_BASE) / 341, 512)
+    one = EngineSpeed(0.008, 14e-6, 1024)  # docs/gsm8k-gpu.md
+    pause = statistics.median(item["longest_gap_seconds"] for item in _read("weights_3b_h200")["pauses"])
+    cases: list[Case] = []
+
+    def add(name: str, measured: float, engine: EngineSpeed, generators: int, prompts: int, staleness: int,
+            mean: float, no_signal: float, update: float, publish: float) -> None:  # fmt: skip
+        work = Workload(generators=generators, prompts=prompts, n=N, m=M, staleness=staleness,
+                        lengths=lognormal(mean, 0.4, 512), no_signal=no_signal, steps=40)  # fmt: skip
+        cases.append((name, measured, work, engine, Parts(update=_fixed(update), publish=publish, pause=pause)))
+
+    for arm in _read("arms_h200")["arms"]:
+        if arm["arm"] in ("sync", "k1", "k2"):
+            means, fates = arm["means"], arm["fates"]
+            share = fates["no_signal"] / (fates["no_signal"] + fates["trained"])
+            add(f"arms on H200, {arm['arm']}" + (" (fitted)" if arm["arm"] == "sync" else ""),
+                1 / arm["steps_per_second"], three, 3, 8, {"sync": 0, "k1": 1, "k2": 2}[arm["arm"]],
+                means["completions/mean_length"], share, means["timing_s/update"] + means["timing_s/fetch"],
+                means["timing_s/publish"])  # fmt: skip
+    for phase in _read("scaling_h200")["phases"]:
+        steps = phase["steps"][1] - phase["steps"][0] + 1
+        mean = phase["tokens_per_second"] / phase["rollouts_per_second"]
+        share = 1 - phase["trained_per_second"] * N / M / phase["rollouts_per_second"]
+        alone = EngineSpeed(one.base, (512 / 27211 - one.base) / 512, 512)  # its best rate, in the same file
+        engine = alone if phase["generators"] == 1 else three
+        add(f"scaling on H200, {phase['generators']} engine(s)", phase["seconds"] / steps, engine,
+            phase["generators"], 8, 1, mean, max(share, 0.0), phase["update_seconds_median"],
+            phase["publish_seconds_median"])  # fmt: skip
+    for file in ("gsm8k_0.5b_h200_shared", "gsm8k_0.5b_h200"):
+        for run in _read(file)["runs"]:
+            if file.endswith("shared") and run["run"].startswith("LoRA"):
+                continue  # it is in the other file too
+            config, stage, made = run["config"], run["seconds_per_step"], run["summary"]["rollouts"]["generated"]
+            workers, steps = config["generator"]["workers"], run["summary"]["steps"]
+            add(f"GSM8K on H200, {run['run']}", stage["step"], three if workers == 3 else one, workers, 16,
+                config["staleness"], run["summary"]["tokens"]["sampled"] / made, 1 - steps * 16 * N / made,
+                stage["update"] + stage["fetch"], stage["publish"])  # fmt: skip
+    return cases
+
+
+# To 1,000 generators.
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model in the sweep: parameters in thousands of millions, and cards of one engine."""
+
+    name: str
+    parameters: float
+    cards: int
+
+
+SIZES = (Size("7B", 7.6, 1), Size("32B", 32.8, 2), Size("70B", 70.6, 4))
+MEASURED = 3.09
+"""Thousands of millions of parameters of the model whose speeds the sizes are scaled from."""
+TENSOR_PARALLEL = 0.8
+"""Assumed: what a card makes in an engine of several, of what it would alone."""
+NETWORK = 50e9
+"""Assumed: bytes a second of a node's network (400 Gbit/s)."""
+SLOTS = 512
+RANKS = 64
+
+
+def costs() -> dict[str, float]:
+    """Seconds of each call and stage, from the result files that hold them."""
+    calls = _read("service_calls")["cpu_seconds"]
+    actor = _read("selection")["actor"]
+    few, many = actor["8"]["10"]["groups_per_cpu_s"], actor["32"]["10"]["groups_per_cpu_s"]
+    message = (1 / few - 1 / many) / (1 / 8 - 1 / 32)
+    one, three = _read("weights_3b_h200"), _read("weights_3b_three_h200")
+    update = next(arm for arm in _read("update_speed_3b_h200")["arms"] if arm["arm"] == "liger-packed")
+    return {
+        **calls,
+        "selector_message": message,
+        "selector_group": 1 / many - message / 32,
+        "publish_bytes_per_second": one["bytes"] / one["median_seconds"],
+        "publish_receiver": (three["median_seconds"] - one["median_seconds"]) / 2,
+        "pause": statistics.median(item["longest_gap_seconds"] for item in one["pauses"]),
+        "engine_tokens_per_second_3b": 52967.0,
+        "rank_tokens_per_second_3b": update["predicted_tokens"] / update["passes_seconds"],
+        "optimiser_step": update["optimiser_step_seconds"],
+    }
+
+
+def engine_of(size: Size, found: Mapping[str, float]) -> EngineSpeed:
+    """An engine's speed, by the 3B one's: its step at 1,024 rollouts takes longer as the parameters are more, and 36 % of it
+    is there without rollouts, as in the 0.5B runs."""
+    cards = size.cards * (TENSOR_PARALLEL if size.cards > 1 else 1.0)
+    full = 1024 / found["engine_tokens_per_second_3b"] * size.parameters / MEASURED / cards
+    return EngineSpeed(0.36 * full, 0.64 * full / 1024, SLOTS)
+
+
+def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: int | None, change: str) -> Parts:
+    """The service's costs with one `change` made; `ranks` None: a learner that takes no time."""
+    receivers, weights = generators * size.cards, size.parameters * 1e9 * 2
+    hops = math.log2(receivers + 1) if "tree" in change else receivers
+    senders = min(ranks or RANKS, 8) if "many senders" in change else 1
+    publish = weights / min(found["publish_bytes_per_second"], NETWORK) / senders + hops * found["publish_receiver"]
+    rate = found["rank_tokens_per_second_3b"] * MEASURED / size.parameters
+    gradients = 2 * weights / NETWORK
+
+    def update(rollouts: int, tokens: float) -> float:  # noqa: ARG001
+        return 0.0 if ranks is None else tokens / (rate * ranks) + gradients + found["optimiser_step"]
+
+    described = found["controller_call_with_specs" if "specs" in change else "controller_call_with_reference"]
+    return Parts(
+        update=update,
+        publish=publish,
+        pause=found["pause"],
+        ranks=ranks or RANKS,
+        selector_message=found["selector_message"],
+        selector_group=found["selector_group"],
+        selectors=4 if "selectors" in change else 1,
+        controller_group=found["controller_group"],
+        controller_call=(described + found["controller_call"]) / 2,
+        controllers=4 if "controllers" in change else 1,
+        plan_rollout=found["plan_rollout"],
+        fetch_call=found["fetch_call"],
+        fetch_rollout=found["fetch_rollout"],
+        link=NETWORK,
+    )
+
+
+COLUMNS = ("size", "generators", "learner", "change", "prompts", "seconds_per_step", "tokens_per_second",
+           "trained_per_second", "efficiency", "bound", "busy")  # fmt: skip
+CHANGES = ("specs in every call", "4 selectors", "4 controllers", "tree broadcast", "many senders",
+           "4 controllers, 4 selectors, tree broadcast, many senders")  # fmt: skip
+
+
+def sweep(found: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Pools of every size, with 64 learner ranks and with a learner that takes no time; then each change where it counts."""
+    rows = []
+    for size in SIZES:
+        for generators in GENERATORS:
+            for ranks in (RANKS, None):
+                rows.append(_row(size, generators, found, ranks, "as it is"))
+    for size in (SIZES[0], SIZES[2]):
+        for generators in (256, 1000):
+            rows += [_row(size, generators, found, None, change) for change in CHANGES]
+    return rows
+
+
+def _row(size: Size, generators: int, found: Mapping[str, float], ranks: int | None, change: str) -> dict[str, Any]:
+    engine = engine_of(size, found)
+    # As many groups as fill all engines and an eighth more, with those of one step in training.
+    prompts = math.ceil(1.125 * generators * SLOTS / N)
+    work = Workload(
+        generators=generators, prompts=prompts, n=N, m=M, staleness=1, lengths=LENGTHS, steps=7, bundle=16, grain=10
+    )
+    outcome = simulate(work, engine, parts_of(size, generators, found, ranks=ranks, change=change))
+    row = {
+        "size": size.name,
+        "generators": generators,
+        "learner": f"{ranks} ranks" if ranks else "takes no time",
+        "change": change,
+        "prompts": prompts,
+        "seconds_per_step": outcome.seconds_per_step,
+        "tokens_per_second": outcome.tokens_per_second,
+        "trained_per_second": outcome.trained_per_second,
+        "efficiency": outcome.tokens_per_second / (generators * engine.full_rate),
+        "bound": bound_of(outcome),
+        "busy": {name: round(share, 3) for name, share in outcome.busy.items()},
+    }
+    print({name: row[name] for name in COLUMNS if name not in ("tokens_per_second", "busy")}, flush=True)
+    return row
+
+
+CHAIN = ("plan", "fetch", "update", "calls", "publish")
+"""The parts of a step that come one after another once its groups are there."""
+
+
+def bound_of(outcome: Outcome) -> str:
+    """The part that sets the pace: the largest of the learner's chain where that is never idle, else the busiest other."""
+    busy = outcome.busy
+    chain = sum(busy[name] for name in CHAIN)
+    others = {name: busy[name] for name in ("generator", "selector", "controller")}
+    if chain >= max(others.values()):
+        return max(CHAIN, key=lambda name: busy[name])
+    return max(others, key=lambda name: others[name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""A discrete-event model of a run: engines, selector, controller, learner ranks and the broadcast, as processes in simpy.
+
+Rollouts are not computed and no weights move: each part takes the time that it was measured to take (`Parts`), in the
+order in which the service does things. An engine is a processor that its rollouts share; groups are placed by the
+service's own `assign`, held to its own bound of staleness, and trained oldest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import simpy
+
+from pods_cluster.generation.distribute import assign
+
+FLUSH_SECONDS = 0.02
+"""Rollouts that end within it leave their engine together (the reporter's pause)."""
+TOGETHER_SECONDS = 0.01
+"""Engines that have room within it are given groups together (the controller's watch over them)."""
+SKIP = 3
+"""First steps that are left out of the numbers: the queue fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """Seconds of one token of every rollout in flight: `base` + `per_rollout` x rollouts, at least `least`."""
+
+    base: float
+    per_rollout: float
+    slots: int
+    least: float = 0.0
+
+    def step_seconds(self, running: int) -> float:
+        """Seconds in which each of `running` rollouts makes one token."""
+        return max(self.least, self.base + self.per_rollout * running)
+
+    @property
+    def full_rate(self) -> float:
+        """Tokens a second of a full engine."""
+        return self.slots / self.step_seconds(self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Times of the service's parts, in seconds; the default of 0 is a part that costs nothing.
+
+    `update(rollouts, tokens)` is what the learner group takes for a step, `publish` a new version, of which every engine
+    stands still for `pause`. The selector serves one message at a time (`selector_message`, and `selector_group` for
+    each group in it) in each of its `selectors`; the controller one group at a time (`controller_group`) in each of its
+    `controllers`, and calls each generator `calls_per_step` times a step at `controller_call`. A step costs its plan
+    `plan_rollout` for each kept rollout. Ranks take kept rollouts at the same time: `fetch_call` for each worker that a
+    rank asks, `fetch_rollout` for each rollout, and the bytes over a link of `link` bytes a second.
+    """
+
+    update: Callable[[int, float], float]
+    publish: float = 0.0
+    pause: float = 0.0
+    ranks: int = 1
+    selector_message: float = 0.0
+    selector_group: float = 0.0
+    selectors: int = 1
+    controller_group: float = 0.0
+    controller_call: float = 0.0
+    calls_per_step: int = 2
+    controllers: int = 1
+    plan_rollout: float = 0.0
+    fetch_call: float = 0.0
+    fetch_rollout: float = 0.0
+    bytes_per_token: float = 12.0
+    link: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A run: its pools, its groups and its lengths. `no_signal` of the groups are replaced; `bundle` rollouts of a group
+    end at the same time, and what happens within `grain` times the service's own pauses happens together (1 and 1: as it
+    is; more makes large pools quick to model)."""
+
+    generators: int
+    prompts: int
+    n: int
+    m: int
+    staleness: int
+    lengths: Callable[[np.random.Generator, int], np.ndarray]
+    no_signal: float = 0.0
+    steps: int = 30
+    bundle: int = 1
+    grain: float = 1.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Numbers of a modelled run, over all steps but the first `SKIP`: seconds a step, tokens made and rollouts trained a
+    second, and the share of the time in which each part was at work."""
+
+    seconds_per_step: float
+    tokens_per_second: float
+    trained_per_second: float
+    busy: dict[str, float] = field(default_factory=dict)
+
+
+class _Engine:
+    """A processor that its rollouts share equally: they are ordered by the value of its clock (tokens) at their end."""
+
+    def __init__(self, model: PipelineModel, speed: EngineSpeed) -> None:
+        self.model, self.speed = model, speed
+        self.places = speed.slots + math.ceil(speed.slots / 8)  # those that wait included
+        self.clock = 0.0
+        self.running = 0
+        self.waiting: deque[tuple[float, int, int]] = deque()  # tokens, rollouts, group
+        self.heap: list[tuple[float, int, int]] = []
+        self.outstanding = 0
+        self.left: dict[int, int] = {}  # rollouts of a group that are still to end here
+        self.busy = 0.0
+        self.tokens = 0.0
+        self.paused = 0.0
+        self.wake = model.env.event()
+        model.env.process(self._run())
+
+    def submit(self, group: int, lengths: np.ndarray) -> None:
+        size = self.model.work.bundle
+        for start in range(0, len(lengths), size):
+            part = lengths[start : start + size]
+            self.waiting.append((float(part.mean()), len(part), group))
+        self.left[group] = self.left.get(group, 0) + len(lengths)
+        self.outstanding += len(lengths)
+        self.model.outstanding += len(lengths)
+        if not self.wake.triggered:
+            self.wake.succeed()
+
+    def _admit(self) -> None:
+        while self.waiting and self.running < self.speed.slots:
+            tokens, count, group = self.waiting.popleft()
+            heapq.heappush(self.heap, (self.clock + tokens, count, group))
+            self.running += count
+
+    def _run(self) -> Iterator[Any]:
+        env = self.model.env
+        while True:
+            self._admit()
+            if not self.heap:
+                self.wake = env.event()
+                yield self.wake
+                continue
+            if self.paused > 0:
+                pause, self.paused = self.paused, 0.0
+                yield env.timeout(pause)
+            began, pace = env.now, self.speed.step_seconds(self.running)
+            wait = max((self.heap[0][0] - self.clock) * pace, FLUSH_SECONDS * self.model.work.grain)
+            if self.running < self.speed.slots:  # more may come, and all become slower
+                self.wake = env.event()
+                yield env.timeout(wait) | self.wake
+            else:
+                yield env.timeout(wait)
+            passed = env.now - began
+            self.clock += passed / pace
+            self.busy += passed
+            self.tokens += self.running * passed / pace
+            self._take_finished()
+
+    def _take_finished(self) -> None:
+        ended: list[int] = []
+        while self.heap and self.heap[0][0] <= self.clock + 1e-9:
+            _, count, group = heapq.heappop(self.heap)
+            self.running -= count
+            self.outstanding -= count
+            self.model.outstanding -= count
+            self.left[group] -= count
+            if not self.left[group]:
+                del self.left[group]
+                ended.append(group)
+        if ended:
+            self.model.report(ended)
+        self.model.room(self)
+
+
+class PipelineModel:
+    """The run as a whole; `outcome` is what came of it."""
+
+    def __init__(self, work: Workload, engine: EngineSpeed | Sequence[EngineSpeed], parts: Parts) -> None:
+        self.work, self.parts = work, parts
+        self.env = simpy.Environment()
+        self.random = np.random.default_rng(work.seed)
+        speeds = [engine] * work.generators if isinstance(engine, EngineSpeed) else list(engine)
+        self.engines = [_Engine(self, speed) for speed in speeds]
+        self.by_name = {str(place): item for place, item in enumerate(self.engines)}
+        self.places, self.outstanding = sum(engine.places for engine in self.engines), 0
+        self.mean = float(work.lengths(np.random.default_rng(0), 4096).mean())
+        self.capacity = (work.staleness + 1) * work.prompts
+        self.in_flight: dict[int, float] = {}  # groups in order of issue, and their tokens
+        self.shards: dict[int, int] = {}
+        self.ready: set[int] = set()
+        self.missing = -1  # the group that the oldest step waited for last
+        self.next_group = 0
+        self.holding = False
+        self.issue_asked = self.env.event()
+        self.changed = self.env.event()
+        self.selectors = [simpy.Store(self.env) for _ in range(parts.selectors)]
+        self.at_work = dict.fromkeys(("selector", "controller", "plan", "fetch", "update", "calls", "publish"), 0.0)
+        self.marks: list[tuple[float, float, int, float, dict[str, float]]] = []
+        for store in self.selectors:
+            self.env.process(self._selector(store))
+        if work.staleness:
+            self.env.process(self._issue_continuously())
+        self.finished = self.env.process(self._steps())
+
+    def run(self) -> Outcome:
+        """Let it run to the end of its steps."""
+        self.env.run(until=self.finished)
+        first, last = self.marks[min(SKIP, len(self.marks) - 2)], self.marks[-1]
+        seconds = last[0] - first[0]
+        steps = len(self.marks) - 1 - min(SKIP, len(self.marks) - 2)
+        busy = {name: (last[4][name] - first[4][name]) / seconds for name in last[4]}
+        busy["selector"] /= self.parts.selectors
+        busy["controller"] /= self.parts.controllers
+        busy["generator"] = (last[3] - first[3]) / seconds / len(self.engines)
+        return Outcome(seconds / steps, (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds, busy)
+
+    # Groups go out.
+
+    def _issue_continuously(self) -> Iterator[Any]:
+        """As `ContinuousIssue`: as many groups as there are free slots and places in the engines."""
+        while True:
+            free = 0 if self.holding else self.capacity - len(self.in_flight)
+            places = self.places - self.outstanding
+            count = min(free, math.ceil(places / self.work.n))
+            if count <= 0:
+                self.issue_asked = self.env.event()
+                yield self.issue_asked
+                yield self.env.timeout(TOGETHER_SECONDS * self.work.grain)
+                continue
+            yield from self._issue(count)
+
+    def _issue(self, count: int) -> Iterator[Any]:
+        """Names the groups, divides them by the service's own rule, and sends them, at the controller's pace."""
+        seconds = count * self.parts.controller_group / self.parts.controllers
+        if seconds:
+            self.at_work["controller"] += count * self.parts.controller_group
+            yield self.env.timeout(seconds)
+        n = self.work.n
+        loads = {name: engine.outstanding * self.mean for name, engine in self.by_name.items()}
+        spread = not self.work.staleness or not (n <= self.engines[0].places / 2 and count < len(self.engines))
+        for share in assign([(n, self.mean)] * count, loads, spread=spread):
+            group, self.next_group = self.next_group, self.next_group + 1
+            lengths = self.work.lengths(self.random, n)
+            if self.work.bundle > 1:
+                lengths = np.sort(lengths)
+            self.in_flight[group] = float(lengths.sum())
+            self.shards[group] = len(share)
+            for name, places in share.items():
+                self.by_name[name].submit(group, lengths[list(places)])
+
+    def room(self, engine: _Engine) -> None:
+        """An engine's rollouts have ended: there may be room for a group."""
+        if not self.issue_asked.triggered and engine.outstanding < engine.places:
+            self.issue_asked.succeed()
+
+    # Groups come back.
+
+    def report(self, groups: list[int]) -> None:
+        """A message of an engine to the selector that these groups belong to."""
+        for place, store in enumerate(self.selectors):
+            mine = [group for group in groups if group % len(self.selectors) == place]
+            if mine:
+                store.put(mine)
+
+    def _selector(self, store: simpy.Store) -> Iterator[Any]:
+        while True:
+            groups = yield store.get()
+            seconds = self.parts.selector_message + len(groups) * self.parts.selector_group
+            if seconds:
+                self.at_work["selector"] += seconds
+                yield self.env.timeout(seconds)
+            replace = 0
+            for group in groups:
+                self.shards[group] -= 1
+                if self.shards[group]:
+                    continue
+                del self.shards[group]
+                if self.work.no_signal and self.random.random() < self.work.no_signal:
+                    del self.in_flight[group]
+                    replace += 1
+                else:
+                    self.ready.add(group)
+            if replace and not self.work.staleness:
+                yield from self._issue(replace)
+            if not self.issue_asked.triggered and replace:
+                self.issue_asked.succeed()
+            if not self.changed.triggered:
+                self.changed.succeed()
+
+    def _oldest(self) -> list[int] | None:
+        """The step's groups, the oldest ones, once all of them are there."""
+        if len(self.ready) < self.work.prompts or (self.missing in self.in_flight and self.missing not in self.ready):
+            return None
+        oldest = []
+        for group in self.in_flight:
+            if group not in self.ready:
+                self.missing = group
+                return None
+            oldest.append(group)
+            if len(oldest) == self.work.prompts:
+                break
+        return oldest
+
+    # The learner's chain: fetch, update, publish.
+
+    def _steps(self) -> Iterator[Any]:
+        env, work, parts = self.env, self.work, self.parts
+        self._mark(0)
+        for step in range(1, work.steps + 1):
+            if not work.staleness:
+                yield from self._issue(work.prompts)
+            while (chosen := self._oldest()) is None:
+                self.changed = env.event()
+                yield self.changed
+            kept = len(chosen) * work.m
+            tokens = sum(self.in_flight[group] for group in chosen) * work.m / work.n
+            yield from self._spend("plan", kept * parts.plan_rollout)
+            per_rank = math.ceil(kept / parts.ranks)
+            asked = min(len(self.engines), per_rank)
+            carried = tokens / parts.ranks * parts.bytes_per_token / parts.link
+            yield from self._spend("fetch", asked * parts.fetch_call + per_rank * parts.fetch_rollout + carried)
+            yield from self._spend("update", parts.update(kept, tokens))
+            self.holding = True
+            for group in chosen:
+                del self.in_flight[group]
+                self.ready.discard(group)
+            calls = len(self.engines) * parts.calls_per_step * parts.controller_call / parts.controllers
+            yield from self._spend("calls", calls)
+            for engine in self.engines:
+                engine.paused = parts.pause
+            yield from self._spend("publish", parts.publish)
+            self.holding = False
+            if not self.issue_asked.triggered:
+                self.issue_asked.succeed()
+            self._mark(step)
+
+    def _spend(self, part: str, seconds: float) -> Iterator[Any]:
+        if seconds > 0:
+            self.at_work[part] += seconds
+            yield self.env.timeout(seconds)
+
+    def _mark(self, step: int) -> None:
+        made = sum(engine.tokens for engine in self.engines)
+        busy = sum(engine.busy for engine in self.engines)
+        trained = step * self.work.prompts * self.work.m
+        self.marks.append((self.env.now, made, trained, busy, dict(self.at_work)))
+
+
+def simulate(work: Workload, engine: EngineSpeed | Sequence[EngineSpeed], parts: Parts) -> Outcome:
+    """Model a run to its end."""
+    return PipelineModel(work, engine, parts).run()
+
+
+def uniform(low: int, high: int) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """Lengths low … high, all as likely."""
+    return lambda random, count: random.integers(low, high + 1, count).astype(float)
+
+
+def lognormal(mean: float, sigma: float, longest: int) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """Log-normal lengths with this mean (before the cut at `longest`)."""
+    middle = math.log(mean) - sigma**2 / 2
+    return lambda random, count: np.clip(random.lognormal(middle, sigma, count), 1, longest)
