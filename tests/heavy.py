@@ -28,7 +28,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("client/test_sweep.py",),
     ("run/test_honesty.py",),
     ("learning/test_learner_group.py",),
-    ("generation/test_pool.py",),
+    ("generation/test_pool.py", "generation/test_place.py"),
     # a process group of one rank in this process, and one pair of ranks beside it
     (
         "learning/test_resharding.py",

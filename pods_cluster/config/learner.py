@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from pods_cluster.config.base import Section
+from pods_cluster.config.labels import Labels
 
 
 class AdvantageConfig(Section):
@@ -146,6 +147,9 @@ class LearnerConfig(Section):
     """Ray CPUs of one rank."""
     gpus_per_worker: float | None = Field(default=None, ge=0)
     """Ray GPUs of one rank (a fraction shares a card); left out: 1 where the cluster has GPUs, else 0."""
+    place: Labels = Field(default_factory=dict)
+    """Labels of the Ray nodes that ranks may run on, as `generator.place`. Ranks of a cluster of several nodes are placed
+    on as few of them as there is room on."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of one rank on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
     start_timeout: float = Field(default=900.0, gt=0)

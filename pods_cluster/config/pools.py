@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pods_cluster.config.base import Section, refuse
+from pods_cluster.config.labels import Labels
 
 
 class GeneratorConfig(Section):
@@ -54,6 +55,9 @@ class GeneratorConfig(Section):
     gpus_per_worker: float | None = Field(default=None, ge=0)
     """Ray GPUs of one worker (a fraction shares a card); left out: `tensor_parallel` for vLLM where the cluster has
     GPUs, else 0."""
+    place: Labels = Field(default_factory=dict)
+    """Labels of the Ray nodes that workers may run on, as in `{pool: cheap}` (`ray start --labels pool=cheap`; KubeRay:
+    `labels` of a worker group). A value may be `!value`, `in(a, b)` or `!in(a, b)`. Empty: any node."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of one worker on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
     start_timeout: float = Field(default=600.0, gt=0)

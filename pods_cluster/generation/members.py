@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.actor_names import actor_name
 from pods_cluster.config import Config
 from pods_cluster.generation.messages import Failure, GeneratorError, WorkerInfo, WorkerPhase, WorkerStatus
+from pods_cluster.generation.node_notice import draining_nodes
 from pods_cluster.generation.placement import (
     ANSWER_SECONDS,
     answer_or_none,
@@ -31,13 +32,15 @@ TakePrinted = Callable[[str, Printed], None]
 @dataclass(slots=True)
 class Member:
     """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there, `sampling` rollouts in
-    its engine when it last said so, and those sent since, `printed` how many lines of its rewards have been fetched."""
+    its engine when it last said so, and those sent since, `rate` the best tokens a second that it has kept up, `printed`
+    how many lines of its rewards have been fetched."""
 
     handle: Any
     info: WorkerInfo
     load: dict[GroupId, int] = field(default_factory=dict)
     groups: set[GroupId] = field(default_factory=set)
     sampling: int = 0
+    rate: float = 0.0
     printed: int = 0
     draining: bool = False
     unanswered: int = 0
@@ -152,9 +155,19 @@ class PoolMembers:
         if not 0 < count < len(serving):
             raise GeneratorError(f"retire: {count} of {len(serving)} workers: at least one must stay")
         leaving = sorted(serving, key=lambda name: sum(self._members[name].load.values()))[:count]
-        for name in leaving:
-            self._members[name].draining = True
+        self.retire_workers(leaving)
         return leaving
+
+    def retire_workers(self, names: Sequence[str]) -> None:
+        """These workers get no new groups any more."""
+        for name in names:
+            self._members[name].draining = True
+
+    async def warned(self) -> dict[str, float | None]:
+        """Serving workers whose nodes are about to go, and the seconds that those have left (None: not told)."""
+        going = await asyncio.to_thread(draining_nodes)
+        nodes = {name: member.info.node for name, member in self._members.items() if not member.draining}
+        return {name: going[node] for name, node in nodes.items() if node in going}
 
     async def drain(self, name: str, timeout: float) -> None:
         """Wait until every rollout of a retired worker was taken or dropped, it died, or `timeout` seconds passed."""

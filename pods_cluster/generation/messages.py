@@ -61,6 +61,8 @@ class WorkerInfo:
     pid: int
     engine: str
     version: int
+    kind: str = ""
+    """Kind of its node: the card's type and the labels that it was started with. Workers of one kind are as fast."""
 
 
 class WorkerPhase(StrEnum):

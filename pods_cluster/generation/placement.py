@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from pods_cluster.actor_names import NAMESPACE, demand
 from pods_cluster.config import Config
+from pods_cluster.config.labels import describe_labels
 from pods_cluster.generation.messages import GeneratorError, NoRoom, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
 
@@ -36,6 +37,7 @@ def create_worker(config: Config, name: str, selector: Any, actor_options: Mappi
         "num_cpus": generator.cpus_per_worker,
         "num_gpus": generator.gpus(there.get("GPU", 0.0)),
         "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
+        "label_selector": dict(generator.place),
         "max_concurrency": CONCURRENCY,
         "max_restarts": 0,  # a restarted process would hold neither rollouts nor weights: `replace` does that
         "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
@@ -56,8 +58,9 @@ async def worker_placed(config: Config, name: str, handle: Any, seconds: float) 
         await asyncio.wait_for(as_coroutine(handle.__ray_ready__.remote()), seconds)
     except TimeoutError:
         free, there = ray.available_resources(), ray.cluster_resources()
+        where = f" on a node with {describe_labels(generator.place)} (generator.place)" if generator.place else ""
         raise NoRoom(
-            f"{name} was not placed within {seconds:g} s: it needs {generator.cpus_per_worker:g} CPU(s), the "
+            f"{name} was not placed within {seconds:g} s: it needs {generator.cpus_per_worker:g} CPU(s){where}, the "
             f"cluster has {free.get('CPU', 0):g} of {there.get('CPU', 0):g} free, and {free.get('GPU', 0):g} GPU(s); "
             f"lower generator.workers, add nodes, or raise cluster.placement_timeout"
         ) from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pods_cluster.config import Config
-from pods_cluster.generation.distribute import assign
+from pods_cluster.generation.distribute import assign, relative_rates
 from pods_cluster.generation.members import TakePrinted
 from pods_cluster.generation.messages import (
     EvalRow,
@@ -58,7 +58,8 @@ class GeneratorPool(PoolCalls):
     # Groups.
 
     async def submit(self, portions: Sequence[Portion]) -> None:
-        """Send portions of groups to the least loaded workers, those with the most tokens to make first.
+        """Send portions of groups to the workers that would end them first, by their outstanding tokens and their measured
+        rates; those with the most tokens to make first.
 
         Raises what an engine has against a request. What is sent to a worker that turns out to be dead is reported by
         `check`, as if it had died a moment later.
@@ -82,7 +83,11 @@ class GeneratorPool(PoolCalls):
         ordered = sorted(((config.max_tokens if p.length is None else p.length, p) for p in portions),
                          key=lambda item: -len(item[1]) * item[0])  # fmt: skip
         pieces = [(len(portion), length) for length, portion in ordered]
+        rates = relative_rates({name: (member.info.kind, member.rate) for name, member in takers.items()})
         if self.config.staleness:  # places come free one by one
+            if len(set(rates.values())) > 1:  # a fast engine that is full is still the first to end
+                places = config.places_per_worker(len(takers))
+                takers = {name: member for name, member in takers.items() if member.sampling < places} or takers
             length = sum(count * length for count, length in pieces) / max(1, sum(count for count, _ in pieces))
             loads = {name: member.sampling * length for name, member in takers.items()}
             # A few groups at a time would each be divided among all workers: only where one does not fit.
@@ -91,7 +96,7 @@ class GeneratorPool(PoolCalls):
         else:
             loads = {name: sum(member.load.values()) for name, member in takers.items()}
             spread = config.spread
-        shares = assign(pieces, loads, spread=spread)
+        shares = assign(pieces, loads, spread=spread, rates=rates)
         parts: dict[str, list[GroupRequest]] = {}
         for (length, portion), share in zip(ordered, shares, strict=True):
             for name, places in share.items():

@@ -53,6 +53,9 @@ class PoolCalls(PoolMembers):
 
         answers = await asyncio.gather(*(ask(name) for name in names))
         stats = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+        for name, answer in stats.items():
+            if name in self._members:
+                self._members[name].rate = answer.saturated
         self.scoring.update({name: answer.scorers for name, answer in stats.items()})
         self.scoring.generating = sum(answer.engine.running + answer.engine.waiting for answer in stats.values())
         told = {name: answer.scorers.printed for name, answer in stats.items() if answer.scorers is not None}

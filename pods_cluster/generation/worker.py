@@ -14,6 +14,7 @@ from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.eval_requests import CurrentEvaluation, Evaluation
 from pods_cluster.generation.messages import EvalRow, GroupRequest, WorkerFailed, WorkerInfo, WorkerStats
+from pods_cluster.generation.node_notice import node_kind
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.postprocess import Postprocessor
 from pods_cluster.generation.reporter import Reporter, SelectorLink
@@ -66,7 +67,12 @@ class GeneratorWorker:
         engine = self._engine.ready(self.config.generator.start_timeout)
         self._check()
         return WorkerInfo(
-            self.name, WorkerLocation.current().node, os.getpid(), self.config.generator.engine, engine.version
+            self.name,
+            WorkerLocation.current().node,
+            os.getpid(),
+            self.config.generator.engine,
+            engine.version,
+            node_kind(),
         )
 
     def shutdown(self) -> None:

@@ -14,6 +14,7 @@ from ray import exceptions
 from pods_cluster.actor_names import NAMESPACE, actor_name, demand
 from pods_cluster.config import Config
 from pods_cluster.learning.rank import LearnerRank
+from pods_cluster.learning.rank_room import PlacementGroup, find_room, give_back, in_room
 from pods_cluster.learning.reports import LearnerError, RankInfo
 
 RESOURCE = "pods_learner"
@@ -40,6 +41,7 @@ def rank_demand(config: Config, offered: Mapping[str, float]) -> dict[str, float
 class _RankActor:
     name: str
     handle: Any
+    room: PlacementGroup | None = None
 
 
 class RankActors:
@@ -74,9 +76,9 @@ class RankActors:
         """Create the actors, let them meet and load the model. Raises LearnerError with the first failed rank's cause."""
         timeout = self.config.learner.start_timeout
         reserved, self._reserved = self._reserved, []
-        _kill(reserved[self.workers :])
-        ranks = [self._create(number) for number in range(self.workers - len(reserved))]
-        self._ranks = [*ranks, *reserved[: self.workers]]
+        self._ranks = reserved[: self.workers]
+        self._end(reserved[self.workers :])
+        self._ranks = [*self._create(range(self.workers - len(reserved))), *self._ranks]
         opening = self._ranks[0].handle.open_store.remote(self.workers, timeout)
         host, port = await self._call_one(opening, timeout, "open their rendezvous store")
         calls = [
@@ -130,16 +132,16 @@ class RankActors:
 
     async def _reserve(self, numbers: range, timeout: float) -> None:
         self.release()
-        more = [self._create(number) for number in numbers]
+        more = self._create(numbers)
         self._reserved = more
         who = f"{len(more)}{' more' if numbers.start else ''} learner rank(s)"
         calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
         try:
             await asyncio.wait_for(asyncio.gather(*calls), timeout)
         except BaseException as error:
-            _kill(more)
             if self._reserved is more:  # a later call may have begun before this one learned of its cancellation
                 self._reserved = []
+            self._end(more)
             if isinstance(error, TimeoutError):
                 raise LearnerError(f"{who} were not placed within {timeout:g} s") from None
             if isinstance(error, exceptions.RayError):
@@ -166,17 +168,33 @@ class RankActors:
     def release(self) -> None:
         """End the actors that `reserve` or `place_ranks` placed and `start` did not use."""
         reserved, self._reserved = self._reserved, []
-        _kill(reserved)
+        self._end(reserved)
 
-    def _create(self, number: int) -> _RankActor:
+    def _create(self, numbers: range) -> list[_RankActor]:
+        """Create the actors of these ranks, together where the cluster leaves a choice."""
         learner = self.config.learner
         threads = learner.threads or max(int(learner.cpus_per_worker), 1)
-        name = actor_name(self.config.run.name, "learner", self._next)
-        self._next += 1
         actor = cast(Any, ray.remote)(concurrency_groups={"control": 2})(LearnerRank)
-        return _RankActor(
-            name, actor.options(**self._actor_options(name, number, threads)).remote(self.config, threads)
-        )
+        room = None
+        if not self._extra_options:
+            room = find_room(len(numbers), rank_demand(self.config, ray.cluster_resources()), learner.place)
+        created = []
+        for bundle, number in enumerate(numbers):
+            name = actor_name(self.config.run.name, "learner", self._next)
+            self._next += 1
+            options = self._actor_options(name, number, threads) | (in_room(room, bundle) if room is not None else {})
+            created.append(_RankActor(name, actor.options(**options).remote(self.config, threads), room))
+        return created
+
+    def _end(self, ranks: Sequence[_RankActor]) -> None:
+        """End these actors, and give back room that no other one is in."""
+        for rank in ranks:
+            with contextlib.suppress(Exception):
+                ray.kill(rank.handle)
+        needed = [rank.room for rank in (*self._ranks, *self._reserved)]
+        for room in {rank.room.id: rank.room for rank in ranks if rank.room is not None}.values():
+            if not any(other is not None and other.id == room.id for other in needed):
+                give_back(room)
 
     def _actor_options(self, name: str, number: int, threads: int) -> dict[str, Any]:
         offered = ray.cluster_resources()
@@ -188,6 +206,7 @@ class RankActors:
             "num_cpus": demand.get("CPU", 0.0),
             "num_gpus": gpus,
             "resources": {RESOURCE: 1} if offered.get(RESOURCE) else {},
+            "label_selector": dict(self.config.learner.place),
             "max_restarts": 0,  # one rank cannot rejoin: the group is started again as a whole
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), **({} if gpus else _NO_GPU)}},
         }
@@ -213,7 +232,7 @@ class RankActors:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(_gather([rank.handle.shutdown.remote() for rank in ranks]), _CLOSE_TIMEOUT)
         self._broken = None
-        _kill(ranks)
+        self._end(ranks)
 
     async def _call_one(self, call: Any, timeout: float, doing: str) -> Any:
         return (await self._call_all([call], timeout, doing))[0]
@@ -264,12 +283,6 @@ def _is_consequence(cause: str) -> bool:
     return any(
         sign in cause for sign in ("Connection closed by peer", "Connection reset by peer", "gloo", "ncclRemoteError")
     )
-
-
-def _kill(ranks: Sequence[_RankActor]) -> None:
-    for rank in ranks:
-        with contextlib.suppress(Exception):
-            ray.kill(rank.handle)
 
 
 async def _gather(calls: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import ray
 
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import Config
+from pods_cluster.config.labels import describe_labels, has_labels
 from pods_cluster.run.leftovers import end_leftovers, forget_session, note_session
 from pods_cluster.run.ray_access import check_reachable, loopback_cluster, reaching, token_hint
 from pods_cluster.sizing.moves import Sizes
@@ -70,10 +72,12 @@ def hint_autoscaler(config: Config, sizes: Sizes | None) -> None:
     if not (there.get(GENERATOR) or there.get(LEARNER)):
         return
     bundles: list[dict[str, float]] = []
+    labels: list[dict[str, str]] = []
     if sizes is not None:
         bundles = [worker_demand(config, there)] * sizes.generators + [rank_demand(config, there)] * sizes.learners
+        labels = [config.generator.place] * sizes.generators + [config.learner.place] * sizes.learners
     try:
-        request_resources(bundles=bundles)
+        request_resources(bundles=bundles, bundle_label_selectors=labels if any(labels) else None)
     except Exception as error:  # a hint that is not heard costs waiting, no more
         log.warning("the autoscaler could not be told what the run wants: %s", error)
 
@@ -99,6 +103,8 @@ def connect(config: Config, *, quiet: bool = True, runs: int = 1) -> dict[str, A
                 f"({config.generator.workers} generator(s), {config.learner.workers} learner rank(s)); "
                 f"lower generator.workers or learner.workers, or join more nodes to the cluster"
             )
+    for problem in lacking_places(config, [node for node in ray.nodes() if node["Alive"]]):
+        raise ClusterError(problem)
     return resources
 
 
@@ -107,6 +113,34 @@ def _note_own_session() -> None:
     with contextlib.suppress(OSError, LookupError):  # it is a convenience
         session = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parent.parent
         atexit.register(forget_session, note_session(session))
+
+
+def lacking_places(config: Config, nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the nodes that `generator.place` and `learner.place` ask for lack; `nodes` as `ray.nodes` tells them."""
+    gpus_in_cluster = sum(node["Resources"].get("GPU", 0.0) for node in nodes)
+    for name, pool in (("generator", config.generator), ("learner", config.learner)):
+        if not pool.place:
+            continue
+        there = [node["Resources"] for node in nodes if has_labels(pool.place, node.get("Labels", {}))]
+        where = f"{name}.place: {describe_labels(pool.place)}"
+        if not there:
+            known = sorted({f"{key}: {value}" for node in nodes for key, value in node.get("Labels", {}).items()
+                            if not key.startswith("ray.io/")})  # fmt: skip
+            yield (
+                f"{where} is on none of the cluster's {len(nodes)} node(s), whose labels are "
+                f"{', '.join(known) or 'none'}; start nodes with `ray start --labels`, or change the labels"
+            )
+            continue
+        needs = {"CPU": pool.cpus_per_worker, "GPU": pool.gpus(gpus_in_cluster)}
+        room = sum(
+            min(int(resources.get(kind, 0.0) / amount + 1e-6) for kind, amount in needs.items() if amount)
+            for resources in there
+        )
+        if room < pool.workers:
+            yield (
+                f"{where}: the {len(there)} node(s) have room for {room} of {name}.workers: {pool.workers} "
+                f"({needs['CPU']:g} CPU(s) and {needs['GPU']:g} GPU(s) each); lower {name}.workers or join more nodes"
+            )
 
 
 def _initialise(config: Config, *, quiet: bool, runs: int) -> None:

@@ -33,6 +33,8 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │     then generator.start_timeout) or leaves (cluster.drain_timeout), and one that reserves room for learner ranks
     │     (cluster.scale_timeout). Woken by Ray and by the workers' answers. The step loop takes in what ended, at 1 and 3.
     │
+    ├─ nodes (`Scaler.watch_nodes`): asks Ray each 2 s which nodes are about to go; their generators are drained and replaced
+    │
     ├─ calls (`Controller.poll`, `status`, `scale`, `stop`): answered between two awaits of these tasks. The step loop sees
     │     a stop within a second at 4, and else when its step is over.
     │
@@ -78,7 +80,7 @@ class Run(RunParts):
         Raises RunError, or what a stage raised.
         """
         self._copying = save
-        background = [self.learners.watch()]
+        background = [self.learners.watch(), self.scaler.watch_nodes()]
         if self.config.selector.settle != "off":
             background.append(self.assembler.pass_instructions())
         if self.assembler.continuous.on:

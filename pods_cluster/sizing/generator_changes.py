@@ -76,6 +76,11 @@ class GeneratorChanges:
         for name in self._pool.retire(count) if count else []:
             self._drains[name] = asyncio.ensure_future(self._pool.drain(name, timeout))
 
+    def retire_worker(self, name: str, timeout: float) -> None:
+        """Give this worker no new groups any more, and wait up to `timeout` seconds for what it has."""
+        self._pool.retire_workers([name])
+        self._drains[name] = asyncio.ensure_future(self._pool.drain(name, timeout))
+
     def forget_failures(self) -> None:
         """Another request replaces the one that workers without room belonged to."""
         self._not_placed = []

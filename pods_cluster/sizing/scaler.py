@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from pods_cluster.sizing.learner_changes import LearnerChanges
 from pods_cluster.sizing.moves import Pools, ScaleError, Sizes, check_request, describe, moves, rebuild_due
 from pods_cluster.sizing.pools import Notice, ResizableLearners, ScalablePool, WeightPublisher
 
+NODE_SECONDS = 2.0
+"""Time between two questions whether nodes are about to go; of a notice little may be left after it (30 s on Kubernetes)."""
 WAIT_NOTICE_SECONDS = 5.0
 """Time without room after which an event says that a request waits."""
 
@@ -55,6 +57,7 @@ class Scaler:
         self._learners = LearnerChanges(learners, publisher, notice, keep_size=self._keep_ranks)
         self._waiting = False
         self._deadline = 0.0
+        self._going: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
 
     # Asked for from outside.
@@ -115,14 +118,16 @@ class Scaler:
         return ", ".join(parts) or None
 
     def now(self) -> Pools:
-        """The pools as they are."""
-        return Pools(len(self.pool.serving), self._generators.coming, self.learners.workers, self._learners.reserved)
+        """The pools as they are; a generator that serves only until another one takes its place counts no more."""
+        serving = self.pool.serving
+        going = len(self._going.intersection(serving)) if time.monotonic() < self._deadline else 0
+        return Pools(len(serving) - going, self._generators.coming, self.learners.workers, self._learners.reserved)
 
     def values(self) -> dict[str, float]:
         """Metrics of the pools' sizes."""
         pools = self.now()
         return {
-            "generator/workers": float(pools.serving),
+            "generator/workers": float(len(self.pool.serving)),
             "generator/starting": float(pools.coming),
             "generator/leaving": float(self._generators.leaving),
             "generator/target": float(self.target.generators),
@@ -137,7 +142,7 @@ class Scaler:
         """
         pools = self.now()
         short = pools.serving + pools.coming < self.target.generators
-        return pools.serving == 0 or (short and not failure.leaving)
+        return not self.pool.serving or (short and not failure.leaving)
 
     def go_on_without(self, reason: str) -> None:
         """There is no room for another worker in place of one that is gone: the pool stays smaller, and people are told."""
@@ -165,6 +170,31 @@ class Scaler:
         """
         await self._learners.rebuild(self.target.learners, folder)
         self._end_waiting()
+
+    async def watch_nodes(self) -> None:
+        """Drain generators whose nodes are about to go, and start others in their place, without end."""
+        while True:
+            await asyncio.sleep(NODE_SECONDS)
+            if warned := await self.pool.warned():
+                self.heed(warned)
+
+    def heed(self, warned: Mapping[str, float | None]) -> None:
+        """Generators on nodes that are about to go, with the seconds that those have left (None: not told).
+
+        They get no new groups and finish what they can; the last one that serves goes on until another one does.
+        """
+        for name, seconds in warned.items():
+            last = len(self.pool.serving) == 1
+            if name not in self._going:
+                self._going.add(name)
+                self._deadline = max(self._deadline, time.monotonic() + self.config.cluster.scale_timeout)
+                when = "soon" if seconds is None else f"in {seconds:.0f} s"
+                does = "goes on until another one serves" if last else "gets no new groups, and another one is started"
+                self._notice("node_leaving", f"the node of {name} goes {when}: it {does}", level="warning")
+            if not last:
+                limit = self.config.cluster.drain_timeout
+                self._generators.retire_worker(name, limit if seconds is None else min(limit, seconds))
+        self._apply_moves()
 
     async def close(self) -> None:
         """End what is under way; the pools themselves are closed by their owner."""

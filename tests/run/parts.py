@@ -132,6 +132,7 @@ class Membership:
         self.faulty = 0
         self.starting: dict[str, WorkerPhase] = {}
         self.retired: set[str] = set()
+        self.going: dict[str, float | None] = {}
         self.drained = asyncio.Event()
         self.unfinished: dict[str, list[GroupId]] = {}
         self.count = 1
@@ -184,6 +185,12 @@ class Membership:
         assert len(self.serving) > count
         self.retired.update(leaving)
         return leaving
+
+    def retire_workers(self, names: Sequence[str]) -> None:
+        self.retired.update(names)
+
+    async def warned(self) -> dict[str, float | None]:
+        return {name: seconds for name, seconds in self.going.items() if name in self.serving}
 
     async def drain(self, name: str, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):

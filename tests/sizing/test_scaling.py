@@ -25,6 +25,7 @@ from tests.run.parts import loop_config
 def quick(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step_assembly, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(scaler, "WAIT_NOTICE_SECONDS", 0.005)
+    monkeypatch.setattr(scaler, "NODE_SECONDS", 0.002)
 
 
 counts = st.integers(1, 40)
@@ -338,3 +339,39 @@ def test_hints_say_what_is_wanted_while_it_waits(tmp_path: Path):
     loop.at = {1: loop.ask(3)}
     loop.main()
     assert hints == [Sizes(3, 1), None]
+
+
+def test_a_generator_whose_node_goes_is_drained_and_replaced(tmp_path: Path):
+    loop = Scaled(tmp_path, "generator.workers=2", "staleness=1")
+    loop.pool.handles["loop/generator/1"] = object()
+    loop.pool.count = 2
+    loop.pool.drained.set()
+    loop.at = {3: lambda: loop.pool.going.update({"loop/generator/0": 20.0})}
+    loop.main()
+    loop.each_prompt_once()
+    assert sorted(loop.pool.handles) == ["loop/generator/1", "loop/generator/2"]
+    (text,) = loop.events("node_leaving")
+    assert "the node of loop/generator/0 goes in 20 s: it gets no new groups" in text
+    assert loop.sizes[-1] == (2, 1)
+
+
+def test_the_last_generator_stays_on_a_node_that_goes_until_another_one_serves(tmp_path: Path):
+    loop = Scaled(tmp_path, "staleness=1")
+    loop.pool.drained.set()
+    loop.at = {3: lambda: loop.pool.going.update({"loop/generator/0": None})}
+    loop.main()
+    loop.each_prompt_once()
+    assert list(loop.pool.handles) == ["loop/generator/1"]
+    (text,) = loop.events("node_leaving")
+    assert "goes soon: it goes on until another one serves" in text
+    assert all(generators >= 1 for generators, _ in loop.sizes)
+
+
+def test_a_node_that_goes_where_there_is_room_for_no_other_costs_no_step(tmp_path: Path):
+    loop = Scaled(tmp_path, "staleness=1", "cluster.scale_timeout=0.05")
+    loop.pool.room = 1
+    loop.at = {3: lambda: loop.pool.going.update({"loop/generator/0": 20.0})}
+    loop.main()
+    loop.each_prompt_once()
+    assert list(loop.pool.handles) == ["loop/generator/0"]
+    assert len(loop.sizes) == 12

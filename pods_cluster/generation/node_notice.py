@@ -1,0 +1,33 @@
+"""What Ray knows of the nodes under the workers: of which kind they are, and which are about to go."""
+
+from __future__ import annotations
+
+import time
+
+NOT_A_KIND = ("ray.io/node-id", "ray.io/availability-zone", "ray.io/availability-region")
+"""Labels that Ray gives to single nodes, and that say nothing about how fast they are."""
+
+
+def node_kind() -> str:
+    """Kind of the node that this process runs on: its labels, the type of its cards among them; "" outside of Ray."""
+    import ray
+
+    if not ray.is_initialized():
+        return ""
+    labels = ray.get_runtime_context().get_node_labels() or {}
+    return ", ".join(f"{key}: {labels[key]}" for key in sorted(labels) if key not in NOT_A_KIND)
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """The Ray nodes that are about to go, by id: seconds that they have left (None: not told).
+
+    A node says so when it gets SIGTERM (`ray start --block`, as KubeRay runs it), or `ray drain-node` and the autoscaler
+    say it for the node. Ray offers this to its own libraries; where a release does not, no node is.
+    """
+    try:
+        from ray._private.state import state
+
+        found = state.get_draining_nodes()
+    except Exception:
+        return {}
+    return {node: max(0.0, end / 1000 - time.time()) if end else None for node, end in found.items()}

@@ -1,0 +1,90 @@
+"""A second Ray node with a label: workers go there alone, and it is seen to leave when it gets SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import ray
+
+from pods_cluster.config import Config
+from pods_cluster.generation.node_notice import draining_nodes
+from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.learning.rank_room import find_room, give_back
+from pods_cluster.run.cluster import lacking_places
+
+pytestmark = pytest.mark.usefixtures("cluster")
+SECONDS = 60.0
+
+
+@pytest.fixture
+def cheap_node() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A node with the label `pool: cheap` beside the cluster's own; its id, and the process that keeps it."""
+    before = {node["NodeID"] for node in ray.nodes()}
+    address = ray.get_runtime_context().gcs_address
+    ray_command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=2"]
+    environment = os.environ | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "30"}
+    process = subprocess.Popen(
+        [*ray_command, "--labels=pool=cheap", "--block", "--disable-usage-stats"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not (new := {node["NodeID"] for node in ray.nodes() if node["Alive"]} - before):
+            assert process.poll() is None, "the node did not start"
+            assert time.monotonic() < deadline, "the node did not join"
+            time.sleep(0.1)
+        yield new.pop(), process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    continue
+        process.wait()
+
+
+def test_workers_go_where_they_are_placed_and_are_warned_of_its_end(
+    make_config: Callable[..., Config], cheap_node: tuple[str, subprocess.Popen[bytes]]
+) -> None:
+    node, process = cheap_node
+    config = make_config(engine="paced", workers=2, place={"pool": "cheap"}, cpus_per_worker=1.0)
+    assert list(lacking_places(config, ray.nodes())) == []
+    room = find_room(2, {"CPU": 1.0}, {})
+    assert room is not None, "there are two nodes to choose from"
+    give_back(room)
+    assert find_room(2, {"CPU": 1.0}, {"pool": "cheap"}) is None
+
+    async def run() -> None:
+        pool = GeneratorPool(config, None)
+        try:
+            await pool.start()
+            members = pool._members.values()
+            assert {member.info.node for member in members} == {node}
+            assert all("pool: cheap" in member.info.kind for member in members)
+            assert await pool.warned() == {}
+            os.kill(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + SECONDS
+            while not (warned := await pool.warned()):
+                assert time.monotonic() < deadline, "the node's notice was not heard"
+                await asyncio.sleep(0.1)
+            assert warned.keys() == pool.workers.keys()
+            assert all(seconds is not None and 0 < seconds <= 30 for seconds in warned.values())
+            assert set(draining_nodes()) == {node}
+            pool.retire_workers(list(warned))
+            assert await pool.warned() == {}
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
