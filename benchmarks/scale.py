@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
 from benchmarks.scale_figure import draw
-from benchmarks.scale_model import EngineSpeed, Outcome, Parts, Workload, lognormal, simulate, uniform
+from benchmarks.scale_inputs import EngineSpeed, Outcome, Parts, Workload, lognormal, uniform
+from benchmarks.scale_model import simulate
 
 RESULTS = Path(__file__).parent / "results"
 RESULT = RESULTS / "scale.json"
@@ -251,15 +252,12 @@ CHANGES = ("specs in every call", "4 selectors", "4 controllers", "tree broadcas
 
 def sweep(found: Mapping[str, float]) -> list[dict[str, Any]]:
     """Pools of every size, with 64 learner ranks and with a learner that takes no time; then each change where it counts."""
-    rows = []
-    for size in SIZES:
-        for generators in GENERATORS:
-            for ranks in (RANKS, None):
-                rows.append(_row(size, generators, found, ranks, "as it is"))
-    for size in (SIZES[0], SIZES[2]):
-        for generators in (256, 1000):
-            rows += [_row(size, generators, found, None, change) for change in CHANGES]
-    return rows
+    plain = [
+        (size, generators, ranks, "as it is") for size in SIZES for generators in GENERATORS for ranks in (RANKS, None)
+    ]
+    ends = [(size, generators) for size in (SIZES[0], SIZES[2]) for generators in (256, 1000)]
+    changed = [(size, generators, None, change) for size, generators in ends for change in CHANGES]
+    return [_row(size, generators, found, ranks, change) for size, generators, ranks, change in [*plain, *changed]]
 
 
 def _row(size: Size, generators: int, found: Mapping[str, float], ranks: int | None, change: str) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 import simpy
 
+from benchmarks.scale_inputs import EngineSpeed, Outcome, Parts, Workload
 from pods_cluster.generation.distribute import assign
 
 FLUSH_SECONDS = 0.02
@@ -27,83 +27,8 @@ SKIP = 3
 """First steps that are left out of the numbers: the queue fills."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSpeed:
-    """Seconds of one token of every rollout in flight: `base` + `per_rollout` x rollouts, at least `least`."""
-
-    base: float
-    per_rollout: float
-    slots: int
-    least: float = 0.0
-
-    def step_seconds(self, running: int) -> float:
-        """Seconds in which each of `running` rollouts makes one token."""
-        return max(self.least, self.base + self.per_rollout * running)
-
-    @property
-    def full_rate(self) -> float:
-        """Tokens a second of a full engine."""
-        return self.slots / self.step_seconds(self.slots)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Times of the service's parts, in seconds; the default of 0 is a part that costs nothing.
-
-    `update(rollouts, tokens)` is what the learner group takes for a step, `publish` a new version, of which every engine
-    stands still for `pause`. The selector serves one message at a time (`selector_message`, and `selector_group` for
-    each group in it) in each of its `selectors`; the controller one group at a time (`controller_group`) in each of its
-    `controllers`, and calls each generator `calls_per_step` times a step at `controller_call`. A step costs its plan
-    `plan_rollout` for each kept rollout. Ranks take kept rollouts at the same time: `fetch_call` for each worker that a
-    rank asks, `fetch_rollout` for each rollout, and the bytes over a link of `link` bytes a second.
-    """
-
-    update: Callable[[int, float], float]
-    publish: float = 0.0
-    pause: float = 0.0
-    ranks: int = 1
-    selector_message: float = 0.0
-    selector_group: float = 0.0
-    selectors: int = 1
-    controller_group: float = 0.0
-    controller_call: float = 0.0
-    calls_per_step: int = 2
-    controllers: int = 1
-    plan_rollout: float = 0.0
-    fetch_call: float = 0.0
-    fetch_rollout: float = 0.0
-    bytes_per_token: float = 12.0
-    link: float = math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """A run: its pools, its groups and its lengths. `no_signal` of the groups are replaced; `bundle` rollouts of a group
-    end at the same time, and what happens within `grain` times the service's own pauses happens together (1 and 1: as it
-    is; more makes large pools quick to model)."""
-
-    generators: int
-    prompts: int
-    n: int
-    m: int
-    staleness: int
-    lengths: Callable[[np.random.Generator, int], np.ndarray]
-    no_signal: float = 0.0
-    steps: int = 30
-    bundle: int = 1
-    grain: float = 1.0
-    seed: int = 0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Numbers of a modelled run, over all steps but the first `SKIP`: seconds a step, tokens made and rollouts trained a
-    second, and the share of the time in which each part was at work."""
-
-    seconds_per_step: float
-    tokens_per_second: float
-    trained_per_second: float
-    busy: dict[str, float] = field(default_factory=dict)
+PARTS: tuple[str, ...] = ("selector", "controller", "plan", "fetch", "update", "calls", "publish")
+"""Parts whose time at work is added up."""
 
 
 class _Engine:
@@ -141,7 +66,7 @@ class _Engine:
             heapq.heappush(self.heap, (self.clock + tokens, count, group))
             self.running += count
 
-    def _run(self) -> Iterator[Any]:
+    def _run(self) -> Generator[Any, Any, None]:
         env = self.model.env
         while True:
             self._admit()
@@ -203,7 +128,7 @@ class PipelineModel:
         self.issue_asked = self.env.event()
         self.changed = self.env.event()
         self.selectors = [simpy.Store(self.env) for _ in range(parts.selectors)]
-        self.at_work = dict.fromkeys(("selector", "controller", "plan", "fetch", "update", "calls", "publish"), 0.0)
+        self.at_work: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self.marks: list[tuple[float, float, int, float, dict[str, float]]] = []
         for store in self.selectors:
             self.env.process(self._selector(store))
@@ -225,7 +150,7 @@ class PipelineModel:
 
     # Groups go out.
 
-    def _issue_continuously(self) -> Iterator[Any]:
+    def _issue_continuously(self) -> Generator[Any, Any, None]:
         """As `ContinuousIssue`: as many groups as there are free slots and places in the engines."""
         while True:
             free = 0 if self.holding else self.capacity - len(self.in_flight)
@@ -238,7 +163,7 @@ class PipelineModel:
                 continue
             yield from self._issue(count)
 
-    def _issue(self, count: int) -> Iterator[Any]:
+    def _issue(self, count: int) -> Generator[Any, Any, None]:
         """Names the groups, divides them by the service's own rule, and sends them, at the controller's pace."""
         seconds = count * self.parts.controller_group / self.parts.controllers
         if seconds:
@@ -271,7 +196,7 @@ class PipelineModel:
             if mine:
                 store.put(mine)
 
-    def _selector(self, store: simpy.Store) -> Iterator[Any]:
+    def _selector(self, store: simpy.Store) -> Generator[Any, Any, None]:
         while True:
             groups = yield store.get()
             seconds = self.parts.selector_message + len(groups) * self.parts.selector_group
@@ -312,7 +237,7 @@ class PipelineModel:
 
     # The learner's chain: fetch, update, publish.
 
-    def _steps(self) -> Iterator[Any]:
+    def _steps(self) -> Generator[Any, Any, None]:
         env, work, parts = self.env, self.work, self.parts
         self._mark(0)
         for step in range(1, work.steps + 1):
@@ -343,7 +268,7 @@ class PipelineModel:
                 self.issue_asked.succeed()
             self._mark(step)
 
-    def _spend(self, part: str, seconds: float) -> Iterator[Any]:
+    def _spend(self, part: str, seconds: float) -> Generator[Any, Any, None]:
         if seconds > 0:
             self.at_work[part] += seconds
             yield self.env.timeout(seconds)
@@ -358,14 +283,3 @@ class PipelineModel:
 def simulate(work: Workload, engine: EngineSpeed | Sequence[EngineSpeed], parts: Parts) -> Outcome:
     """Model a run to its end."""
     return PipelineModel(work, engine, parts).run()
-
-
-def uniform(low: int, high: int) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Lengths low … high, all as likely."""
-    return lambda random, count: random.integers(low, high + 1, count).astype(float)
-
-
-def lognormal(mean: float, sigma: float, longest: int) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Log-normal lengths with this mean (before the cut at `longest`)."""
-    middle = math.log(mean) - sigma**2 / 2
-    return lambda random, count: np.clip(random.lognormal(middle, sigma, count), 1, longest)

@@ -21,8 +21,8 @@ def find_room(ranks: int, demand: Mapping[str, float], place: Mapping[str, str])
     nodes = [node for node in ray.nodes() if node["Alive"] and has_labels(place, node.get("Labels", {}))]
     if ranks < 2 or len(nodes) < 2:
         return None
-    labels = [dict(place)] * ranks if place else None
-    return placement_group([dict(demand)] * ranks, strategy="PACK", bundle_label_selector=labels)
+    labels: dict[str, Any] = {"bundle_label_selector": [dict(place)] * ranks} if place else {}
+    return placement_group([dict(demand)] * ranks, strategy="PACK", **labels)
 
 
 def in_room(room: PlacementGroup, bundle: int) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scale_model import EngineSpeed, Parts, Workload, lognormal, simulate, uniform
+from benchmarks.scale_inputs import EngineSpeed, Parts, Workload, lognormal, uniform
+from benchmarks.scale_model import simulate
 
 ENGINE = EngineSpeed(0.0, 1 / 1000, 32)
 """1,000 tokens a second, shared."""
