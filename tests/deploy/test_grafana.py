@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +121,41 @@ def test_prometheus_is_told_where_the_metrics_are() -> None:
         item.split("=") for item in kubernetes["kubernetes_sd_configs"][0]["selectors"][0]["label"].split(",")
     )
     assert labels.items() <= head["metadata"]["labels"].items()
+
+
+ALERTS = ROOT / "deploy" / "grafana" / "alerts.yml"
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    return group["rules"]
+
+
+def test_every_series_of_an_alert_is_exported_and_says_what_to_do(exported: dict[str, set[str]]) -> None:
+    for rule in alerts():
+        found = _SERIES.findall(rule["expr"])
+        assert found, rule["alert"]
+        for name, selector in found:
+            assert name in exported, f"{rule['alert']}: /metrics has no {name}"
+            assert set(re.findall(r"(\w+)=~?\"", selector)) <= exported[name], rule["alert"]
+        assert rule["annotations"]["action"]
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        for page in re.findall(r"docs/[\w-]+\.md", rule["annotations"]["action"]):
+            assert (ROOT / page).is_file()
+
+
+def test_every_alert_is_tried_quiet_and_firing() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    quiet, loud = yaml.safe_load(ALERTS.with_name("alerts.test.yml").read_text())["tests"]
+    assert [test["alertname"] for test in quiet["alert_rule_test"] if "exp_alerts" not in test] == names
+    fired = [sample["labels"] for sample in loud["promql_expr_test"][0]["exp_samples"]]
+    assert [re.findall(r'alertname="(\w+)"', labels)[0] for labels in fired] == names
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt install prometheus)")
+@pytest.mark.parametrize("command", ["check rules alerts.yml", "test rules alerts.test.yml"])
+def test_promtool_agrees(command: str) -> None:
+    done = subprocess.run(
+        ["promtool", *command.split()], cwd=ALERTS.parent, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
