@@ -152,7 +152,9 @@ def test_every_alert_is_tried_quiet_and_firing() -> None:
     assert [re.findall(r'alertname="(\w+)"', labels)[0] for labels in fired] == names
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt install prometheus)")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt install prometheus)"
+)
 @pytest.mark.parametrize("command", ["check rules alerts.yml", "test rules alerts.test.yml"])
 def test_promtool_agrees(command: str) -> None:
     done = subprocess.run(

@@ -56,7 +56,9 @@ def test_service_and_policy_reach_the_pods(folder: str) -> None:
         assert selected.items() <= group["template"]["metadata"]["labels"].items()
     ports = [{item["port"] for item in rule.get("ports", [])} for rule in policy["ingress"]]
     assert ports == [set(), {8765}, {8265}]
-    assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": selected}}], "all ports: to one another alone"
+    assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": selected}}], (
+        "all ports: to one another alone"
+    )
 
 
 def test_the_example_changes_what_it_says() -> None:

@@ -16,12 +16,14 @@ STAND_INS = {
     "scontrol": 'printf "%s\\n" node-a node-b node-c',
     # the step's own command, as srun would start it on the node
     "srun": 'echo "srun $*" >> "$LOG"\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"',
+    "sleep": "exec /bin/sleep 0.03",
     "hostname": "echo 10.0.0.1 fe80::1",
     "ray": 'echo "ray $*" >> "$LOG"\ntrap "echo ray ended >> $LOG; exit 0" TERM\n'
     '[ -z "${RAY_FAILS:-}" ] || exit 1\nwhile true; do sleep 0.05; done',
-    "python": 'case "$2" in *secrets*) echo secret-token;; *) echo "${JOINED:-3}";; esac',
+    "python": 'case "$2" in *secrets*) echo secret-token;; *) echo "${JOINED:-$(grep -c "^ray start" "$LOG")}";; esac',
     "pods": 'echo "pods $* [$RAY_ADDRESS] [$RAY_AUTH_MODE $RAY_AUTH_TOKEN]" >> "$LOG"\n'
-    'trap "sleep 0.3; echo saved >> $LOG; exit 0" TERM\n[ -z "${LONG:-}" ] || { for i in $(seq 200); do sleep 0.05; done; }\n'
+    'trap "/bin/sleep 0.3; echo saved >> $LOG; exit 0" TERM\n'
+    '[ -z "${LONG:-}" ] || { for i in $(seq 200); do sleep 0.05; done; }\n'
     "exit ${POD_STATUS:-0}",
 }
 
@@ -39,7 +41,7 @@ def job(tmp_path: Path) -> dict[str, str]:
         "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
         "LOG": str(tmp_path / "log"),
         "SLURM_JOB_NODELIST": "node-[a-c]",
-        "PODS_START_SECONDS": "1",
+        "PODS_START_SECONDS": "20",
     }
 
 
@@ -105,7 +107,11 @@ def test_the_runs_status_is_the_jobs(job: dict[str, str]) -> None:
     [
         ({}, [], "usage: sbatch pods.sbatch RUN.yaml"),
         ({"PODS_LEARNER_NODES": "3"}, ["run.yaml"], "3 of 3 node(s) leave none for the generators"),
-        ({"JOINED": "2"}, ["run.yaml"], "2 of 3 node(s) joined within 1 s (PODS_START_SECONDS)"),
+        (
+            {"JOINED": "2", "PODS_START_SECONDS": "1"},
+            ["run.yaml"],
+            "2 of 3 node(s) joined within 1 s (PODS_START_SECONDS)",
+        ),
         ({"JOINED": "0", "RAY_FAILS": "1"}, ["run.yaml"], "a node's Ray has ended before the run began"),
     ],
 )

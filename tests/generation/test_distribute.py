@@ -90,7 +90,10 @@ def test_spread_over_workers_of_different_speeds_all_end_together(
         for name, places in share.items():
             work[name] += len(places) * tokens
     tokens = sum(count * length for count, length in pieces)
-    low, high = 0.0, max(load / rates[name] for name, load in loads.items()) + tokens / 0.1
+    low, high = (
+        min(load / rates[name] for name, load in loads.items()),
+        max(load / rates[name] for name, load in loads.items()) + tokens / 0.1,
+    )
     for _ in range(200):
         middle = (low + high) / 2
         made = sum(max(0.0, middle * rates[name] - load) for name, load in loads.items())
