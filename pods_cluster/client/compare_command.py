@@ -22,7 +22,7 @@ from pods_cluster.client.sweep import SWEEP_FILE
 from pods_cluster.config import ConfigError
 from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Comparison, compare
 from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, arms, curve
-from pods_cluster.telemetry.number_format import MISSING, compact, duration, percent
+from pods_cluster.telemetry.number_format import MISSING, compact, percent
 from pods_cluster.telemetry.run_folder import RunFolderError
 from pods_cluster.telemetry.speedup import SHARE, Ratio, Target
 
@@ -160,9 +160,15 @@ def render(found: Comparison) -> RenderableType:
     """The comparison for a terminal: what each arm came to, and how much sooner it reached the target."""
     accuracy = found.metric.endswith("accuracy")
     value = (lambda number: percent(number, 1)) if accuracy else compact
-    results = Table(box=SIMPLE_HEAD, title=f"{found.metric}{' (%)' if accuracy else ''}", title_justify="left")
-    for column in ("arm", "seeds", "before", "after", "95 %", "best", "reward", "steps", "time"):
-        results.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
+    results = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        title=f"{found.metric}{' (%)' if accuracy else ''}",
+        title_justify="left",
+    )
+    for column in ("arm", "seeds", "before", "after", "95 %", "best", "reward", "steps", "minutes"):
+        results.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column in ("arm", "95 %"))
     for arm in found.arms:
         scale = 100 if accuracy else 1
         first, final, best = (
@@ -170,7 +176,7 @@ def render(found: Comparison) -> RenderableType:
         )
         band = f"{scale * arm.low:.3g}–{scale * arm.high:.3g}" if arm.low < arm.high else MISSING
         results.add_row(escape(arm.label), str(len(arm.runs)), first, final, band, best, compact(arm.reward),
-                        f"{arm.steps:,}", duration(60 * arm.minutes))  # fmt: skip
+                        f"{arm.steps:,}", f"{arm.minutes:.1f}")  # fmt: skip
     return Group(results, *_speed_ups(found, value), *(Text(line, style="dim") for line in _remarks(found)))
 
 
