@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from pods_cluster.run import checkpoints, saving, step_assembly
+from pods_cluster.run.controller import Controller
 from pods_cluster.run.errors import RunError
+from pods_cluster.run.reward_log import RewardLog
+from pods_cluster.scoring.scorer_output import Printed, PrintedLine
+from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.run_folder import RunFolder
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
 
@@ -101,3 +106,17 @@ def test_a_folder_that_cannot_be_made_costs_no_step(tmp_path: Path) -> None:
         loop.main()
     assert loop.run.step == 3
     assert "Not a directory" in told(loop, "checkpoint_failed")[0]
+
+
+def test_what_rewards_print_is_lost_and_told_once(tmp_path: Path) -> None:
+    controller = Controller(loop_config(), resume=False)
+    folder = RunFolder.create(tmp_path, "loop", "")
+    folder.rewards_log.symlink_to("/dev/full")
+    controller._reward_log = RewardLog(folder.rewards_log)
+    with Recorder() as controller.recorder:
+        for number in range(3):
+            controller._log_printed("loop/generator/0", Printed((PrintedLine("judge", f"line {number}", 0.0),)))
+        (event,) = [record for _, record in controller.recorder.poll().items]
+    assert (event["kind"], event["level"]) == ("telemetry", "warning")
+    assert "No space left on device" in event["text"]
+    assert event["text"].endswith("training goes on")
