@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pods_cluster.data.errors import DataError
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.errors import RunError
 from pods_cluster.types import Fate, GroupId, Prompt
+from tests.law import law
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
 
@@ -129,6 +132,25 @@ def test_poison_prompts_close_together_take_no_innocent_row_with_them(
     loop.main()
     assert {int(text.split()[1]) for text in given_up(loop)} <= poison
     assert not poison & set(loop.trained_rows())
+
+
+@law(12)
+@given(poison=st.sets(st.integers(0, 23), max_size=5), staleness=st.integers(0, 3), prompts=st.integers(1, 5))
+def test_no_innocent_row_is_ever_left_out(
+    tmp_path_factory: pytest.TempPathFactory, poison: set[int], staleness: int, prompts: int
+) -> None:
+    overrides = (f"staleness={staleness}", f"learner.prompts_per_step={prompts}", "generator.max_failures=60")
+    loop = Loop(loop_config("run.steps=8", *overrides), tmp_path_factory.mktemp("law"))
+    let_engines_fail(loop, lambda groups: any(group.row in poison for group in groups))
+    try:
+        loop.main()
+    except RunError as error:
+        if "never finished a group" in str(error) and len(poison) >= 3:
+            return  # the first three tries were poison, each other rows
+        raise
+    assert {int(text.split()[1]) for text in given_up(loop)} <= poison
+    assert not poison & set(loop.trained_rows())
+    assert len(loop.trained_rows()) == len(set(loop.trained_rows())) == 8 * prompts
 
 
 def test_rows_that_were_given_up_stay_so_after_a_resume(tmp_path: Path) -> None:
