@@ -18,6 +18,9 @@ class ModelConfig(Section):
     """Folder or Hugging Face hub name of a causal language model with its tokenizer."""
     revision: str | None = Field(default=None, min_length=1)
     """Branch, tag or commit of a model on the hub; left out: its main branch."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Values that replace those of the model's config.json in learner and engines, as in
+    `{max_position_embeddings: 65536}`, under the names that transformers has for them."""
     dtype: Dtype = "bfloat16"
     """Number format of the weights in computation; master weights and gradient sums are always float32. On a CPU
     float32 is faster."""

@@ -18,6 +18,7 @@ _ELSEWHERE = {
     "trust_remote_code": "model.trust_remote_code",
     "revision": "model.revision",
     "tokenizer_revision": "model.revision",
+    "hf_overrides": "model.overrides",
     "tensor_parallel_size": "generator.tensor_parallel",
     "max_num_seqs": "generator.max_sequences",
     "seed": "run.seed",

@@ -15,14 +15,14 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": None, "top_k": 50, "typic
 _NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 
 
-def model_context(path: str, revision: str | None = None) -> int | None:
+def model_context(path: str, revision: str | None = None, overrides: Mapping[str, Any] | None = None) -> int | None:
     """Return the context of a model in tokens, from its `config.json`; None where it has no limit, or no known one.
 
     A hub name is looked up in the local cache alone.
     """
     settings = _settings_of(path, "config.json", revision)
     text = settings.get("text_config")
-    return _context_of(text if isinstance(text, Mapping) else settings)
+    return _context_of({**(text if isinstance(text, Mapping) else settings), **(overrides or {})})
 
 
 def prompt_limit(config: Config) -> int:
@@ -30,7 +30,11 @@ def prompt_limit(config: Config) -> int:
 
     Raises DataError when `generator.max_tokens` leaves no room for a prompt.
     """
-    limits = [model_context(config.model.path, config.model.revision)] if config.generator.engine != "paced" else []
+    limits = (
+        [model_context(config.model.path, config.model.revision, config.model.overrides)]
+        if config.generator.engine != "paced"
+        else []
+    )
     limits.append(config.generator.engine_options.get("max_model_len") if config.generator.engine == "vllm" else None)
     known = [limit for limit in limits if isinstance(limit, int)]
     if not known:

@@ -34,6 +34,7 @@ def load_model(config: ModelConfig, path: str | None = None) -> PreTrainedModel:
             attn_implementation=attention,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            **(config.overrides if path is None else {}),
         )
 
     try:

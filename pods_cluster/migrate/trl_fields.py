@@ -66,6 +66,9 @@ NO_COUNTERPART: dict[str, tuple[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """Settings that change what is computed there and have no counterpart: reason, and the values that change nothing."""
 
+HELD_BACK = ("use_cache", "device_map", "low_cpu_mem_usage", "max_memory", "offload_folder")
+"""Arguments of from_pretrained that say where a model lies, which the pools decide."""
+
 IGNORED: dict[str, str] = {
     name: reason
     for reason, names in {
@@ -250,7 +253,11 @@ def _model(told: Translation) -> None:
         name = str(dtype).removeprefix("torch.")
         fields["model.dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
     inner.copy("revision", "model.revision")
-    inner.take("use_cache", "device_map", "low_cpu_mem_usage")
+    inner.take(*HELD_BACK)
+    given = [name for name in inner.settings if name not in ("attn_implementation", "dtype", "torch_dtype", "revision",
+                                                             "trust_remote_code", *HELD_BACK)]  # fmt: skip
+    if given:
+        fields["model.overrides"] = {name: inner.take(name) for name in given}
     inner.finish({})
     fields.update(inner.fields)
     told.left_out += [

@@ -116,11 +116,19 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     `data_source` where the files are here."""
     told = Translation({**DEFAULTS, **given})
     fields, take, copy = told.fields, told.take, told.copy
-    files = _files(take("data.train_files"), told, "data.train_files")
-    held_out = _files(take("data.val_files"), told, "data.val_files")
-    rows, source = _look(files)
+    files, held_out = _files(take("data.train_files")), _files(take("data.val_files"))
+    if len(files) > 1:
+        fields["data.mix"] = [{"path": path} for path in files[1:]]
+    if len(held_out) > 1:
+        text = "a run evaluates on one dataset; join these files"
+        told.left_out.append(LeftOut("data.val_files", held_out[1:], text))
+    looks = [_look(path) for path in files]
+    source = looks[0][1]
+    rows = (
+        sum(count for count, _ in looks if count is not None) if all(count is not None for count, _ in looks) else None
+    )
     copy("actor_rollout_ref.model.path", "model.path")
-    fields["data.path"] = files
+    fields["data.path"] = files[0]
     copy("data.prompt_key", "data.prompt")
     copy("data.max_prompt_length", "data.max_prompt_tokens")
     copy("data.max_response_length", "generator.max_tokens")
@@ -133,7 +141,7 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     every = int(take("trainer.test_freq"))
     fields["run.eval.every"] = max(0, every)
     if every > 0:
-        fields["data.eval.path"] = held_out
+        fields["data.eval.path"] = held_out[0]
     fields["reward"] = [_reward(told, source)]
     _group(told)
     _update(told)
@@ -167,16 +175,8 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     return told.finish(IGNORED)
 
 
-def _files(value: Any, told: Translation, name: str) -> str:
-    """One path; of several files their folder, where nothing else lies in it."""
-    several = [str(Path(str(item)).expanduser()) for item in (value if isinstance(value, list) else [value])]
-    if len(several) > 1:
-        told.left_out.append(
-            LeftOut(
-                name, several[1:], "a run reads one file or folder; put these files into one folder, or join them", True
-            )
-        )
-    return several[0]
+def _files(value: Any) -> list[str]:
+    return [str(Path(str(item)).expanduser()) for item in (value if isinstance(value, list) else [value])]
 
 
 def _look(path: str) -> tuple[int | None, str]:

@@ -80,3 +80,9 @@ def test_a_prompt_beyond_the_context_is_dropped_and_counted(
     )
     assert [prompt.answer for prompt in stream.next(2)] == ["1", "3"]
     assert stream.dropped == 1
+
+
+def test_a_context_that_is_replaced_bounds_prompts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
+    assert model_context(str(tmp_path)) == 100
+    assert model_context(str(tmp_path), overrides={"max_position_embeddings": 400}) == 400

@@ -12,6 +12,7 @@ from transformers.models.gemma2.configuration_gemma2 import Gemma2Config
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 
 from pods_cluster.config import ModelConfig
+from pods_cluster.generation.engines.builtin.hf_model import load_model as load_for_engine
 from pods_cluster.learning.policy_model import load_model
 
 SIZES: dict[str, Any] = {
@@ -42,3 +43,16 @@ def test_what_torchs_kernel_would_leave_out_is_computed(tmp_path: Path, config: 
     ids = torch.arange(3, 15)[None]
     with torch.no_grad():
         assert torch.allclose(policy(ids).logits, model(ids).logits, atol=1e-5)
+
+
+def test_values_of_the_models_settings_are_replaced_in_learner_and_engine(model_folder: Path) -> None:
+    theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "max_position_embeddings": 77}
+    learner = load_model(ModelConfig(path=str(model_folder), dtype="float32", overrides=theta))
+    engine = load_for_engine(str(model_folder), dtype="float32", overrides=theta)
+    for model in (learner, engine):
+        assert model.config.max_position_embeddings == 77
+    ids = torch.arange(8)[None]
+    plain = load_for_engine(str(model_folder), dtype="float32")
+    with torch.no_grad():
+        torch.testing.assert_close(learner(ids).logits, engine(ids).logits)
+        assert not torch.allclose(plain(ids).logits, engine(ids).logits), "the rotation is another one"

@@ -240,8 +240,8 @@ def test_a_reward_of_ones_own_and_what_is_not_known() -> None:
         "actor_rollout_ref.actor.ppo_epochs",
         "actor_rollout_ref.actor.loss_agg_mode",
         "trainer.magic",
-        "data.train_files",
     }
+    assert (config.data.path, [part.path for part in config.data.mix]) == ("a.parquet", ["b.parquet"])
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def _transformers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
         device=str(options.get("device", "cpu")),
         trust_remote_code=config.model.trust_remote_code,
         revision=config.model.revision,
+        overrides=config.model.overrides,
     )
     return TransformersEngine(
         model,

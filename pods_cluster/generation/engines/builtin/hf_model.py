@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -22,12 +22,25 @@ Mask = Float[Tensor, "rows 1 queries columns"] | dict[str, Float[Tensor, "rows 1
 
 
 def load_model(
-    path: str, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False, revision: str | None = None
+    path: str,
+    *,
+    dtype: str,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """The model in `path` in eval mode. Raises EngineError naming the path and the cause."""
+    """The model in `path` in eval mode, with `overrides` in place of values of its config.json.
+
+    Raises EngineError naming the path and the cause.
+    """
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            path,
+            revision=revision,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            **(overrides or {}),
         )
     except Exception as error:
         raise EngineError(

@@ -46,6 +46,7 @@ def engine_arguments(config: Config, options: VllmOptions, passed: dict[str, Any
         "trust_remote_code": config.model.trust_remote_code,
         "revision": config.model.revision,
         "tokenizer_revision": config.model.revision,
+        "hf_overrides": dict(config.model.overrides),
         "tensor_parallel_size": generator.tensor_parallel,
         # Left to itself vLLM takes the placement group of the actor that it runs in for its own.
         "distributed_executor_backend": "mp" if generator.tensor_parallel > 1 else "uni",
@@ -119,7 +120,10 @@ def end_token_ids(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> 
 def _model_config(config: Config) -> Any:
     try:
         whole = AutoConfig.from_pretrained(
-            config.model.path, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
+            config.model.path,
+            revision=config.model.revision,
+            trust_remote_code=config.model.trust_remote_code,
+            **config.model.overrides,
         )
     except Exception as error:
         raise EngineError(
