@@ -22,9 +22,11 @@ def allocate(spreads: Sequence[float], sizes: Sequence[int], budget: int) -> Int
     within [LEAST, size].
 
     Where the bounds do not allow the budget the sum is the nearest that they allow. Groups of no spread get LEAST; where none
-    has any, all get the same. Rounding favours the larger remainder, then the larger spread, then the earlier group.
+    has any, all get the same; of no group there is nothing to give. Rounding favours the larger remainder, then the larger spread, then the earlier group.
     """
     given, most = np.asarray(spreads, dtype=float), np.asarray(sizes, dtype=np.int64)
+    if not len(given):
+        return most
     least = np.minimum(LEAST, most)
     budget = int(np.clip(budget, least.sum(), most.sum()))
     largest = float(given.max(initial=0.0))

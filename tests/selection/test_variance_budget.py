@@ -40,6 +40,7 @@ def test_known_shares() -> None:
     assert allocate([1.0, 0.0, 0.0], [64] * 3, 24).tolist() == [20, 2, 2]
     assert allocate([0.0, 0.0], [64, 64], 9).tolist() == [5, 4]
     assert allocate([1.0], [2], 16).tolist() == [2]
+    assert allocate([], [], 0).tolist() == []  # a poll that finds no group, or a step whose groups all had no signal
 
 
 def shard(row: int, rewards: list[float]) -> GroupShard:
