@@ -22,7 +22,8 @@ def allocate(spreads: Sequence[float], sizes: Sequence[int], budget: int) -> Int
     within [LEAST, size].
 
     Where the bounds do not allow the budget the sum is the nearest that they allow. Groups of no spread get LEAST; where none
-    has any, all get the same; of no group there is nothing to give. Rounding favours the larger remainder, then the larger spread, then the earlier group.
+    has any, all get the same; of no group there is nothing to give. Rounding favours the larger remainder, then the larger
+    spread, then the earlier group.
     """
     given, most = np.asarray(spreads, dtype=float), np.asarray(sizes, dtype=np.int64)
     if not len(given):

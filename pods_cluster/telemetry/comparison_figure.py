@@ -65,7 +65,7 @@ def save_comparison(
             panel.set_xlabel(LABELS[across[at]])
             panel.margins(x=0.02)
             if metric.startswith("eval/") and metric.endswith("accuracy"):
-                panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+                panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
             if at == 0:
                 panel.legend(loc="best")
         if title:
