@@ -17,6 +17,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from rich.console import Console
 
 from pods_cluster.actor_names import actor_name
+from pods_cluster.client.lost_controller import END_SECONDS, ControllerLost, end_run, say_how_it_ended
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.run.cluster import ClusterError, connect
@@ -26,7 +27,6 @@ from pods_cluster.run.restarts import Restarts
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.progress import Progress
 from pods_cluster.telemetry.recorder import Feed
-from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.summary import Summary
 
 POLL_SECONDS = 0.25
@@ -38,8 +38,6 @@ STOPPED_SECONDS = 5.0
 """Time between two looks, which come every quarter of a second, after which this process counts as having been stopped."""
 LAST_SECONDS = 30.0
 """Deadline of the last questions to a run that is over."""
-END_SECONDS = 60.0
-"""Time in which the processes of a lost controller have to be gone."""
 STOP_SECONDS = 900.0
 """How long a stopping run may take to save its state before it is killed."""
 
@@ -88,7 +86,9 @@ def train(
                     return _follow(watch, progress, interrupts, taken)
                 except ControllerLost as error:
                     if interrupts.reason is not None or not config.run.restarts:
-                        raise ControllerLost(f"{error}; --resume goes on from the newest saved state") from error
+                        last = ControllerLost(f"{error}; --resume goes on from the newest saved state")
+                        say_how_it_ended(config, last, watch.step)
+                        raise last from error
                     watch = _start_again(config, error, watch.step, restarts, progress)
     finally:
         if owned:
@@ -96,10 +96,6 @@ def train(
         elif controller is not None:  # an error's traceback would keep its handle, and that the run's name
             with contextlib.suppress(Exception):
                 end_actors(config.run.name, END_SECONDS)
-
-
-class ControllerLost(RunError):
-    """The run's controller died, or does not answer and was killed; another one can go on from the newest saved state."""
 
 
 class Interrupts:
@@ -261,30 +257,17 @@ def _start_again(config: Config, error: ControllerLost, step: int, restarts: Res
     try:
         wait = restarts.failed(first_line(error), step)
     except RunError as end:
+        say_how_it_ended(config, end, step)
         raise end from error
     text = f"{first_line(error)}; restart {restarts.in_a_row} of {restarts.limit} (run.restarts) by another controller"
     progress.event("restarting", text, level="warning")
-    end_actors(config.run.name, END_SECONDS)
-    _wait_for_folder(RunFolder(Path(config.run.dir) / config.run.name))
+    end_run(config)
     time.sleep(wait)
     watch = _Watch(start_controller(config, resume=True, after=text), actor_name(config.run.name, "controller"))
     _open(watch)
     restarts.going_on(step)
     progress.event("restarted", f"another controller is there after {time.monotonic() - began:.1f} s")
     return watch
-
-
-def _wait_for_folder(folder: RunFolder) -> None:
-    """Wait until what the lost controller had started holds the run's folder no more. Raises RunFolderError."""
-    deadline = time.monotonic() + END_SECONDS
-    while True:
-        try:
-            with folder.lock():
-                return
-        except RunFolderError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(POLL_SECONDS)
 
 
 def _result(answer: Any) -> Any:

@@ -129,6 +129,8 @@ class GeneratorPool(PoolCalls):
         for name, error in zip(calls, answers, strict=True):
             if error is not None and name in self._members:
                 self._members[name].failure = error
+        for starting in self._starting.values():  # it has nothing yet, and would report to the selector before
+            starting.handle.begin_again.remote(selector, BEGIN_AGAIN_SECONDS)
         for member in self._members.values():
             member.groups.clear()
             member.load.clear()

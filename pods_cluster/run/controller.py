@@ -167,6 +167,8 @@ class Controller:
             raise ScaleError("the run is still starting; ask again when its workers are up")
         if self._run.stop_reason is not None:
             raise ScaleError(f"the run ends ({self._run.stop_reason}); its pools stay as they are")
+        if self._run.recovering is not None:
+            raise ScaleError(f"the run is {self._run.recovering}; ask again when it goes on")
         return self._run.scaler.request(generators, learners)
 
     async def status(self) -> LiveStatus:

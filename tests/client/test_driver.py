@@ -91,7 +91,9 @@ def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_sta
     while (status := read_run_state(RunFolder.open(tmp_path / "hung"), "hung").status) == "running":
         assert time.monotonic() < deadline, "a run whose process was killed counts as running"
         time.sleep(0.2)
-    assert status == "killed"
+    assert status == "failed"
+    assert "has not answered for 5 s" in (tmp_path / "hung" / "events.jsonl").read_text().splitlines()[-1]
+    assert not (tmp_path / "hung" / LIVE_FILE).exists()
 
 
 def test_a_run_that_cannot_be_opened_in_time_is_given_up(

@@ -659,7 +659,12 @@ def test_workers_outlive_a_dead_selector_and_begin_again_with_another(make_confi
             await pool.submit(portions_of(range(row, row + 1)))
             await asyncio.sleep(0.2)
             assert not await pool.check()
+        starting = await pool.prepare(60)
         assert not await pool.begin_again(reports.handle)
+        pool.admit(starting)
+        (before,) = [name for name in pool.serving if name != starting]
+        await pool.adopt_version(0)
+        await pool.fail(before, "so that the new one makes them all")
         # the same groups, as a run that goes on from an older state asks for them
         await pool.submit(portions_of(range(3)))
         await asyncio.to_thread(reports.wait, [group for group, _ in groups_of(range(3))])
