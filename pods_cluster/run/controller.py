@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
+import yaml
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
@@ -33,6 +35,7 @@ from pods_cluster.selection.policy import selection_policy
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.recorder import Feed, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.settings import describe_changes
 from pods_cluster.telemetry.summary import Summary, write_summary
 from pods_cluster.weights.broadcast import Broadcaster
 
@@ -86,12 +89,16 @@ class Controller:
         if config.scoring.preload:
             printed = probe_rewards(config.reward, config.scoring, reward_columns(self.stream)).printed
         text = dump_config(config)
-        make = RunFolder.resume if resume else RunFolder.create
-        self.folder = make(config.run.dir, config.run.name, text)
+        changed, refused, self.checkpoint = "", list[str](), None
+        if resume:
+            before = yaml.safe_load(RunFolder.open(Path(config.run.dir) / config.run.name).config.read_text("utf-8"))
+            changed = describe_changes(before if isinstance(before, dict) else {}, yaml.safe_load(text))
+            self.folder = RunFolder.resume(config.run.dir, config.run.name, text)
+            with self.folder.lock():  # what is half written is removed, and nobody may be writing it
+                self.checkpoint, refused = checkpoints.newest_sound(self.folder.checkpoints, self.folder.copies)
+        else:
+            self.folder = RunFolder.create(config.run.dir, config.run.name, text)
         self._reward_log = RewardLog(self.folder.rewards_log)
-        self.checkpoint, refused = (
-            checkpoints.newest_sound(self.folder.checkpoints, self.folder.copies) if resume else (None, [])
-        )
         resumed_from = checkpoints.read_state(self.checkpoint).step if self.checkpoint else 0
         self.recorder = Recorder.for_run(
             self.folder,
@@ -105,6 +112,8 @@ class Controller:
         )
         if self._after:
             self.recorder.event("restarting", self._after, level="warning")
+        if changed:
+            self.recorder.event("settings_changed", f"resumed with other settings: {changed}")
         for fault in refused:
             self.recorder.event(
                 "checkpoint_refused", f"{fault}; the run goes on from the checkpoint before", level="warning"

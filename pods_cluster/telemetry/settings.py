@@ -33,3 +33,11 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         if name not in OWN and len({json.dumps(value, sort_keys=True, default=str) for value in values}) > 1:
             found[name] = values
     return found
+
+
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that changed, each with its old and its new value; empty where none did."""
+    return "; ".join(
+        f"{name}: {json.dumps(was, default=str)} → {json.dumps(value, default=str)}"
+        for name, (was, value) in differing([before, now]).items()
+    )

@@ -92,7 +92,7 @@ def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_p
         reached = max(record["step"] for record in stopped.read_metrics())
         assert 2 <= reached < 5, output
         evaluated = beside.submit(run, "eval", "--json", str(tmp_path / "whole"))
-        resumed = run(*broken, "--resume")
+        resumed = run(*broken, "--resume", "run.checkpoint.keep=2")
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr
         evaluation = evaluated.result()
 
@@ -104,6 +104,8 @@ def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_p
         {r["step"]: r["learning_rate"] for r in folder.read_metrics() if "loss" in r} for folder in (first, second)
     ]
     assert rates[0] == rates[1]
+    (changed,) = [event["text"] for event in second.read_events() if event["kind"] == "settings_changed"]
+    assert changed == "resumed with other settings: run.checkpoint.keep: 1 → 2"
     weights = [load_file(folder.model / "model.safetensors") for folder in (first, second)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(

@@ -95,6 +95,8 @@ def test_without_restarts_the_first_fault_ends_the_run_and_a_resume_is_exact(
         driver.train(config_of(made, tmp_path, "ended", "run.restarts=0"), live=False)
     driver.train(config_of(made, tmp_path, "ended"), resume=True, live=False)
     assert weights(tmp_path, "ended") == whole
+    (changed,) = events(tmp_path / "ended", "settings_changed")
+    assert changed["text"] == "resumed with other settings: run.restarts: 0 → 3"
 
 
 @pytest.mark.slow  # half a minute until the silence of a process counts

@@ -9,7 +9,7 @@ import pytest
 
 from pods_cluster.telemetry.arm_comparison import ACCURACY, compare
 from pods_cluster.telemetry.curves import CurveError, RunSeries
-from pods_cluster.telemetry.settings import differing, flat
+from pods_cluster.telemetry.settings import describe_changes, differing, flat
 from pods_cluster.telemetry.speedup import Target
 
 
@@ -92,3 +92,10 @@ def test_settings_by_path_and_those_that_differ() -> None:
     one = {"run": {"name": "a", "seed": 1}, "reward": [{"name": "x"}]}
     assert flat(one) == {"run.name": "a", "run.seed": 1, "reward": [{"name": "x"}]}
     assert differing([one, {"run": {"name": "b", "seed": 2}, "reward": [{"name": "x"}]}]) == {"run.seed": [1, 2]}
+
+
+def test_changes_are_told_with_both_values() -> None:
+    before = {"run": {"steps": 10, "name": "a"}, "learner": {"lora": None}}
+    now = {"run": {"steps": 20, "name": "a"}, "learner": {"lora": {"rank": 8}}}
+    assert describe_changes(before, before) == ""
+    assert describe_changes(before, now) == "run.steps: 10 → 20; learner.lora.rank: null → 8"
