@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pods_cluster.config import ConfigError, build_config
 from pods_cluster.config.load import changed
+from pods_cluster.migrate.command_lines import parse_flags, parse_overrides
 from pods_cluster.migrate.translation import Translation
 
 TRAINERS = ("verl", "openrlhf")
@@ -46,11 +47,11 @@ def import_settings(
 def imported(trainer: str, words: list[str]) -> tuple[str, Translation]:
     """The YAML of a command line, validated, and its translation. Raises ConfigError."""
     if trainer == "verl":
-        from pods_cluster.migrate.verl_fields import parse_overrides, translate_verl
+        from pods_cluster.migrate.verl_fields import translate_verl
 
         told = translate_verl(parse_overrides(words))
     elif trainer == "openrlhf":
-        from pods_cluster.migrate.openrlhf_flags import parse_flags, translate_openrlhf
+        from pods_cluster.migrate.openrlhf_flags import translate_openrlhf
 
         told = translate_openrlhf(parse_flags(words))
     else:

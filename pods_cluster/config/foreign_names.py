@@ -92,6 +92,7 @@ _BY_FIELD: dict[str, str] = {
     "generator.engine_options.gpu_memory_utilization": "gpu_memory_utilization vllm_gpu_memory_utilization",
     "generator.engine_options.enforce_eager": "enforce_eager vllm_enforce_eager",
     "generator.engine_options.max_num_batched_tokens": "max_num_batched_tokens",
+    "model.overrides": "override_config",
     "model.path": "model_name_or_path model_name model_id pretrain",
     "data.path": "dataset_name dataset_path prompt_data prompt_dataset train_files train_file dataset",
     "data.name": "dataset_config dataset_config_name",

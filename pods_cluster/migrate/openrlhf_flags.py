@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from pods_cluster.config import ConfigError
 from pods_cluster.migrate.translation import LeftOut, Translation
@@ -30,38 +28,6 @@ IGNORED: dict[str, str] = {
     for name in names.split()
 }  # fmt: skip
 ESTIMATORS = {"group_norm": True, "dr_grpo": False, "reinforce_baseline": True, "rloo": False}
-
-
-def parse_flags(words: Sequence[str]) -> dict[str, Any]:
-    """Read `--name value` pairs; words before the first flag are passed over. Raises ConfigError where there is none."""
-    found: dict[str, Any] = {}
-    name = None
-    start = next((place + 1 for place in reversed(range(len(words))) if words[place].startswith("openrlhf.cli.")), 0)
-    for word in words[start:]:
-        if word in (";", "|", "&&", "&") or re.fullmatch(r"\d?>+.*", word):
-            break
-        if word.startswith("--") and len(word) > 2:
-            name, separator, raw = word[2:].partition("=")
-            found[name] = _value(raw) if separator else True
-        elif name is not None:
-            held = found[name]
-            found[name] = (
-                _value(word) if held is True else [*(held if isinstance(held, list) else [held]), _value(word)]
-            )
-    if not found:
-        raise ConfigError(
-            "pods import openrlhf: no flag was given; copy the words behind train_ppo_ray: -- --data.input_key …"
-        )
-    return found
-
-
-def _value(word: str) -> Any:
-    if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", word):
-        return float(word)
-    try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
-        return word
 
 
 def translate_openrlhf(given: Mapping[str, Any]) -> Translation:

@@ -6,15 +6,11 @@ Defaults are verl's (`ppo_trainer.yaml` of January 2026). Parquet files in verl'
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pods_cluster.config import ConfigError
 from pods_cluster.migrate.translation import LeftOut, Translation
 
 DEFAULTS: dict[str, Any] = {
@@ -82,33 +78,6 @@ REWARDS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"math|aime|deepscaler|olympiad", {"name": "math_answer", "options": {"where": "boxed"}}),
 )
 """Rewards of verl's `default_compute_score`, by a pattern of the rows' `data_source`."""
-
-
-def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Read the words of a verl command (`python3 -m verl.trainer.main_ppo data.train_batch_size=256 …`).
-
-    Hydra's `+`, `++` and `~` are taken off. Words before the first override, and a redirection at the end, are passed
-    over. Raises ConfigError for a word that is no override, and where there is none.
-    """
-    found: dict[str, Any] = {}
-    for word in words:
-        if word in (";", "|", "&&", "&") or re.fullmatch(r"\d?>+.*", word):
-            break
-        key, separator, raw = word.partition("=")
-        key = key.lstrip("+~")
-        if not separator or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.[\w@/]+)+", key):
-            if not found:
-                continue  # python3 -m verl.trainer.main_ppo, PYTHONUNBUFFERED=1
-            raise ConfigError(f"{word!r}: is no override of verl; write them as name=value, each one word of the shell")
-        try:
-            found[key] = yaml.safe_load(os.path.expandvars(raw)) if raw else None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{word!r}: the value cannot be read ({error}); quote it for the shell") from None
-        if isinstance(found[key], str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", found[key]):
-            found[key] = float(found[key])  # YAML 1.1 reads 1e-6 as a text
-    if not found:
-        raise ConfigError("pods import verl: no override was given; copy the words behind main_ppo: data.train_files=…")
-    return found
 
 
 def translate_verl(given: Mapping[str, Any]) -> Translation:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pods_cluster.config.foreign_names import FOREIGN
-from pods_cluster.migrate.trl_fields import DEFAULTS, IGNORED, NO_COUNTERPART
+from pods_cluster.migrate.trl_fields import DEFAULTS
+from pods_cluster.migrate.trl_names import IGNORED, NO_COUNTERPART
 
 OTHERS = """
 output_dir run_name push_to_hub hub_model_id hub_private_repo max_prompt_length generation_batch_size

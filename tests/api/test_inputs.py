@@ -20,7 +20,7 @@ import pods_cluster
 from pods_cluster.api import rewards as module_under_test
 from pods_cluster.api.rewards import reward_entries
 from pods_cluster.api.train import configure
-from pods_cluster.config import Config, ConfigError, RewardConfig
+from pods_cluster.config import Config, ConfigError, RewardConfig, dump_config, parse_config
 from pods_cluster.data.source import load_source
 from pods_cluster.scoring.pickled_function import PickleError, pickle_function, unpickle_function
 
@@ -160,6 +160,13 @@ def test_functions_travel_by_value_under_their_names() -> None:
     assert run_in_another_process(entries[0]["code"]) == [0.5, 1.0]
     results = [unpickle_function(entry["code"])(completions=["a", "bc"]) for entry in entries]
     assert results == [[0.5, 1.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [0.5, 1.0]]
+
+
+def test_a_run_with_such_a_function_is_whole_in_its_yaml(tmp_path: Path) -> None:
+    config = configured(tmp_path, reward=lambda completions, **columns: [0.25] * len(completions))
+    again = parse_config(dump_config(config))
+    assert again == config, "`pods train config.yaml --resume` goes on with it"
+    assert run_in_another_process(again.reward[0].code or "") == [0.25, 0.25]
 
 
 def test_installed_functions_are_named_and_names_pass() -> None:

@@ -15,9 +15,8 @@ from pods_cluster.client.import_command import imported
 from pods_cluster.config import Config, ConfigError, parse_config
 from pods_cluster.data.layout import recognise
 from pods_cluster.data.source import load_source
-from pods_cluster.migrate.openrlhf_flags import parse_flags
+from pods_cluster.migrate.command_lines import parse_flags, parse_overrides
 from pods_cluster.migrate.translation import Translation
-from pods_cluster.migrate.verl_fields import parse_overrides
 
 # docs/start/quickstart.rst of verl, January 2026
 VERL_QUICK_START = r"""

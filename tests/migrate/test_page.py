@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pods_cluster.config.foreign_names import field_of
-from pods_cluster.migrate import openrlhf_flags, trl_fields, verl_fields
+from pods_cluster.migrate import openrlhf_flags, trl_names, verl_fields
 from pods_cluster.trl.config import NAMES
 from tests.docs.pages import ALL
 
@@ -42,4 +42,4 @@ def test_what_is_not_here_is_refused_there() -> None:
     text = PAGE.text.split("\n## What is not here\n")[1]
     for name in ("num_iterations", "repetition_penalty"):
         assert name in text
-        assert name in trl_fields.NO_COUNTERPART
+        assert name in trl_names.NO_COUNTERPART
