@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ TEMPORARY = ".tmp"
 OLD = ".old"
 BROKEN = ".broken"
 """Ending of a checkpoint's folder that was refused: it counts no more."""
+_PLACES = threading.Lock()
+"""Held while a checkpoint gets its place, and while the newest is looked for: a thread that writes one goes on when the task
+that waits for it is cancelled."""
 _READ_BYTES = 1 << 22
 _READERS = 8
 """Threads that compute checksums; zlib computes outside of Python's lock."""
@@ -100,26 +104,33 @@ def begin(folder: Path, step: int) -> Path:
 
 def finish(temporary: Path, state: RunState, keep: int) -> Path:
     """Write the state, put the checkpoint in place and remove the oldest beyond `keep`."""
-    final = temporary.with_suffix("")
-    files = {name: [size, checksum] for name, (size, checksum) in _checksums(temporary).items()}
-    with (temporary / STATE_FILE).open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, **asdict(state), "files": files}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    old = final.with_name(final.name + OLD)
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():  # a kill from here on leaves the temporary one, which is whole: `_tidy` finds it
-        final.rename(old)
-    temporary.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
-    for old in completed(final.parent)[:-keep]:
+    with _PLACES:
+        final = temporary.with_suffix("")
+        files = {name: [size, checksum] for name, (size, checksum) in _checksums(temporary).items()}
+        with (temporary / STATE_FILE).open("w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT, **asdict(state), "files": files}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        old = final.with_name(final.name + OLD)
         shutil.rmtree(old, ignore_errors=True)
-    return final
+        if final.exists():  # a kill from here on leaves the temporary one, which is whole: `_tidy` finds it
+            final.rename(old)
+        temporary.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+        for old in completed(final.parent)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
 
 
 def discard(temporary: Path) -> None:
     """Remove a folder of `begin`."""
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_all(folder: Path) -> None:
+    """Remove a folder of checkpoints, also while one is put in its place there."""
+    with _PLACES:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def newest_sound(folder: Path, copies: Path | None = None) -> tuple[Path | None, list[str]]:
@@ -129,24 +140,25 @@ def newest_sound(folder: Path, copies: Path | None = None) -> tuple[Path | None,
 
     Raises CheckpointError where there are checkpoints and none is sound; all stay in place then.
     """
-    wrong: list[tuple[Path, str]] = []
-    for each in (folder, copies):
-        if each is not None:
-            _tidy(each)
-    there = [*completed(folder), *(completed(copies) if copies is not None else ())]
-    for path in sorted(there, key=_step_of, reverse=True):
-        fault = fault_of(path)
-        if fault is None:
-            for broken, _ in wrong:
-                aside = broken.with_name(broken.name + BROKEN)
-                shutil.rmtree(aside, ignore_errors=True)
-                broken.rename(aside)
-            return path, [text for _, text in wrong]
-        wrong.append((path, fault))
-    if wrong:
-        told = "; ".join(text for _, text in wrong)
-        raise CheckpointError(f"{folder}: no checkpoint is whole ({told}); copy one back, or begin the run anew")
-    return None, []
+    with _PLACES:
+        wrong: list[tuple[Path, str]] = []
+        for each in (folder, copies):
+            if each is not None:
+                _tidy(each)
+        there = [*completed(folder), *(completed(copies) if copies is not None else ())]
+        for path in sorted(there, key=_step_of, reverse=True):
+            fault = fault_of(path)
+            if fault is None:
+                for broken, _ in wrong:
+                    aside = broken.with_name(broken.name + BROKEN)
+                    shutil.rmtree(aside, ignore_errors=True)
+                    broken.rename(aside)
+                return path, [text for _, text in wrong]
+            wrong.append((path, fault))
+        if wrong:
+            told = "; ".join(text for _, text in wrong)
+            raise CheckpointError(f"{folder}: no checkpoint is whole ({told}); copy one back, or begin the run anew")
+        return None, []
 
 
 def _tidy(folder: Path) -> None:

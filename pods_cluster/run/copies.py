@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from pathlib import Path
 
@@ -71,7 +70,7 @@ class StateCopies:
             await asyncio.gather(self._writing, return_exceptions=True)
             self._writing = None
         if remove:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(checkpoints.remove_all, self._folder)
 
     async def _write(self, temporary: Path, state: RunState) -> None:
         deadline = time.monotonic() + WRITE_SECONDS

@@ -3,7 +3,9 @@
 import itertools
 import json
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -223,3 +225,25 @@ def test_the_newest_of_checkpoints_and_light_copies_is_taken(tmp_path: Path) -> 
     newest, refused = checkpoints.newest_sound(saved, copies)
     assert newest == saved / "step-000006"
     assert len(refused) == 1
+
+
+def test_the_newest_is_looked_for_once_a_checkpoint_under_way_has_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1, keep=1)
+    reached, go = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> dict[str, tuple[int, int]]:
+        reached.set()
+        assert go.wait(10)
+        return {}
+
+    monkeypatch.setattr(checkpoints, "_checksums", slow)
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(write, tmp_path, 2, keep=1)
+        assert reached.wait(10)
+        looking = threads.submit(checkpoints.newest_sound, tmp_path)
+        with pytest.raises(TimeoutError):
+            looking.result(0.1)
+        go.set()
+        assert looking.result(10) == (writing.result(10), [])
