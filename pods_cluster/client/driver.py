@@ -26,7 +26,7 @@ from pods_cluster.run.errors import RunError
 from pods_cluster.run.restarts import Restarts
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.progress import Progress
-from pods_cluster.telemetry.recorder import Feed
+from pods_cluster.telemetry.step_record import Feed
 from pods_cluster.telemetry.summary import Summary
 
 POLL_SECONDS = 0.25

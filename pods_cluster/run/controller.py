@@ -33,9 +33,10 @@ from pods_cluster.scoring.reward_probe import probe_rewards
 from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.sizing.moves import ScaleError
-from pods_cluster.telemetry.recorder import Feed, Recorder
+from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.settings import describe_changes
+from pods_cluster.telemetry.step_record import Feed
 from pods_cluster.telemetry.summary import Summary, write_summary
 from pods_cluster.weights.broadcast import Broadcaster
 

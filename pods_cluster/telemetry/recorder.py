@@ -10,16 +10,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.health import Health
 from pods_cluster.telemetry.metric_registry import MetricValueError, Registry
 from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.run_folder import RunFolder
-from pods_cluster.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, WandbSink
+from pods_cluster.telemetry.sinks import JsonlSink, Sink
 from pods_cluster.telemetry.step_record import (
     RESERVED,
+    Feed,
     Record,
     SampleGroup,
     number,
@@ -27,7 +28,7 @@ from pods_cluster.telemetry.step_record import (
     sample_record,
     step_record,
 )
-from pods_cluster.telemetry.tracker_sinks import MlflowSink, TrackioSink
+from pods_cluster.telemetry.tracker_sinks import trackers
 
 logger = logging.getLogger(__name__)
 Level = Literal["info", "warning", "error"]
@@ -36,16 +37,6 @@ GIVE_UP_AFTER = 20
 KEPT_ITEMS = 4096
 """Items kept in memory for `poll`."""
 QUEUED_ITEMS = 10_000  # that may wait for slow sinks; more are given up and counted
-
-
-class Feed(NamedTuple):
-    """Answer of `Recorder.poll`: pass `cursor` to the next call. `items` are ("step" | "event", record) pairs in order;
-    `missed` counts those that were forgotten before this call.
-    """
-
-    cursor: int
-    items: list[tuple[str, Record]]
-    missed: int
 
 
 class Recorder:
@@ -111,15 +102,8 @@ class Recorder:
             held.enter_context(folder.lock())
             written = folder.read_metrics() if resumed_from is not None else []
             standing = [record for record in written if record["step"] <= (resumed_from or 0)]
-            sinks: list[Sink] = []
-            if tensorboard:
-                sinks.append(TensorBoardSink(folder, purge_after=resumed_from))
-            if wandb:
-                sinks.append(WandbSink(folder, config))
-            if mlflow:
-                sinks.append(MlflowSink(folder, config))
-            if trackio:
-                sinks.append(TrackioSink(folder, config))
+            wanted = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+            sinks = trackers(folder, [name for name, on in wanted.items() if on], config, purge_after=resumed_from)
             elapsed = max((record["elapsed"] for record in standing), default=0.0)
             recorder = cls(totals=Totals(standing), elapsed=elapsed, strict=strict)
             recorder.run_health.remember(standing)

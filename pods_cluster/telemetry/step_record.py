@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pods_cluster.telemetry.metric_registry import MetricValueError
 from pods_cluster.types import Fate, GroupId, Rollout
@@ -18,6 +18,16 @@ Record = dict[str, Any]
 RESERVED = ("step", "time", "elapsed", "nonfinite", "marker")
 MAX_TEXT = 20_000
 """Longest text of a sample, in characters; longer ones are cut in the middle."""
+
+
+class Feed(NamedTuple):
+    """Answer of `Recorder.poll`: pass `cursor` to the next call. `items` are ("step" | "event", record) pairs in order;
+    `missed` counts those that were forgotten before this call.
+    """
+
+    cursor: int
+    items: list[tuple[str, Record]]
+    missed: int
 
 
 def number(name: str, value: Any) -> int | float | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.secret_values import without_secrets
-from pods_cluster.telemetry.sinks import SinkUnavailable, require, scalars
+from pods_cluster.telemetry.sinks import Sink, SinkUnavailable, TensorBoardSink, WandbSink, require, scalars
 from pods_cluster.telemetry.step_record import Record
 
 PROJECT = "pods-cluster"
@@ -150,3 +150,19 @@ def _flat(tree: Any, path: str = "") -> list[tuple[str, Any]]:
 def _allowed(name: str) -> str:
     """A metric's name without what MLflow does not take."""
     return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
+
+
+def trackers(
+    folder: RunFolder, names: Iterable[str], config: Mapping[str, Any] | None, *, purge_after: int | None
+) -> list[Sink]:
+    """The trackers of these names (`tensorboard`, `wandb`, `mlflow`, `trackio`); `purge_after`: the step of a resume.
+
+    Raises SinkUnavailable.
+    """
+    make: dict[str, Callable[[], Sink]] = {
+        "tensorboard": lambda: TensorBoardSink(folder, purge_after=purge_after),
+        "wandb": lambda: WandbSink(folder, config),
+        "mlflow": lambda: MlflowSink(folder, config),
+        "trackio": lambda: TrackioSink(folder, config),
+    }
+    return [make[name]() for name in names]
