@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import ray
@@ -16,7 +17,7 @@ import ray
 from pods_cluster.config import Config
 from pods_cluster.generation.node_notice import draining_nodes
 from pods_cluster.generation.pool import GeneratorPool
-from pods_cluster.learning.rank_room import find_room, give_back
+from pods_cluster.learning.rank_room import find_room, give_back, in_room
 from pods_cluster.run.cluster import lacking_places
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -55,16 +56,34 @@ def cheap_node() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         process.wait()
 
 
+class Here:
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+def together(labels: dict[str, str]) -> None:
+    """Two actors in a room for two are on one node, and end with it."""
+    room = find_room(2, {"CPU": 1.0}, labels)
+    assert room is not None, "there are two nodes to choose from"
+    actors: list[Any] = [
+        ray.remote(Here).options(num_cpus=1.0, **in_room(room, bundle)).remote()  # pyright: ignore
+        for bundle in range(2)
+    ]
+    assert len(set(ray.get([actor.node.remote() for actor in actors], timeout=SECONDS))) == 1
+    give_back(room)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actors[0].node.remote(), timeout=SECONDS)
+
+
 def test_workers_go_where_they_are_placed_and_are_warned_of_its_end(
     make_config: Callable[..., Config], cheap_node: tuple[str, subprocess.Popen[bytes]]
 ) -> None:
     node, process = cheap_node
     config = make_config(engine="paced", workers=2, place={"pool": "cheap"}, cpus_per_worker=1.0)
     assert list(lacking_places(config, ray.nodes())) == []
-    room = find_room(2, {"CPU": 1.0}, {})
-    assert room is not None, "there are two nodes to choose from"
-    give_back(room)
-    assert find_room(2, {"CPU": 1.0}, {"pool": "cheap"}) is None
+    assert find_room(2, {"CPU": 1.0}, {"pool": "cheap"}) is None, "on one node there is nothing to choose"
+    for labels in ({}, {"pool": "!other"}):
+        together(labels)
 
     async def run() -> None:
         pool = GeneratorPool(config, None)
