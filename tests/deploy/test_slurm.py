@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -94,6 +95,10 @@ def test_a_signal_reaches_the_run_which_saves_its_state(job: dict[str, str]) -> 
     lines = log(job)
     assert "saved" in lines
     assert "ray ended" not in lines[: lines.index("saved")], "the cluster outlives the run"
+    deadline = time.monotonic() + 10
+    while log(job).count("ray ended") < 3:
+        assert time.monotonic() < deadline, "no node is left behind"
+        time.sleep(0.02)
 
 
 def test_the_runs_status_is_the_jobs(job: dict[str, str]) -> None:
@@ -123,3 +128,9 @@ def test_what_cannot_begin_says_why(
     assert run.returncode in (1, 2)
     assert text in errors
     assert not any(line.startswith("pods ") for line in log(job))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say() -> None:
+    done = subprocess.run(["shellcheck", str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == ""
