@@ -44,10 +44,9 @@ def main() -> None:
     result["machine"] = machine()
     parts = options.part or ["check", "sweep"]
     if "check" in parts:
-        result["check"] = check()
+        result["check"] = table(check(), ("run", "measured", "modelled", "error", "within"))
     if "sweep" in parts:
-        result["costs"] = costs()
-        result["sweep"] = table(sweep(result["costs"]), COLUMNS)
+        result["sweep"] = table(sweep(costs()), COLUMNS)
     write_result(options.out, result)
     if "sweep" in result and options.out == RESULT:
         draw(result, FIGURE)
@@ -62,8 +61,8 @@ def check() -> list[dict[str, Any]]:
     for run, measured, work, engine, parts in [*_paced_runs(), *_vllm_runs()]:
         outcome = simulate(work, engine, parts)
         error = outcome.seconds_per_step / measured - 1
-        rows.append({"run": run, "measured": measured, "modelled": outcome.seconds_per_step, "error": error,
-                     "within": abs(error) <= TOLERANCE})  # fmt: skip
+        rows.append({"run": run, "measured": round(measured, 3), "modelled": round(outcome.seconds_per_step, 3),
+                     "error": round(error, 3), "within": abs(error) <= TOLERANCE})  # fmt: skip
         print(
             f"{run:62} measured {measured:7.3f} s, modelled {outcome.seconds_per_step:7.3f} s, {error:+.1%}", flush=True
         )
@@ -215,9 +214,10 @@ def engine_of(size: Size, found: Mapping[str, float]) -> EngineSpeed:
 
 def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: int | None, change: str) -> Parts:
     """The service's costs with one `change` made; `ranks` None: a learner that takes no time."""
+    made = ", ".join(SINGLE) if change == "all of these" else change
     receivers, weights = generators * size.cards, size.parameters * 1e9 * 2
-    hops = math.log2(receivers + 1) if "tree" in change else receivers
-    senders = min(ranks or RANKS, 8) if "many senders" in change else 1
+    hops = math.log2(receivers + 1) if "tree" in made else receivers
+    senders = min(ranks or RANKS, 8) if "many senders" in made else 1
     publish = weights / min(found["publish_bytes_per_second"], NETWORK) / senders + hops * found["publish_receiver"]
     rate = found["rank_tokens_per_second_3b"] * MEASURED / size.parameters
     gradients = 2 * weights / NETWORK
@@ -225,7 +225,7 @@ def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: 
     def update(rollouts: int, tokens: float) -> float:  # noqa: ARG001
         return 0.0 if ranks is None else tokens / (rate * ranks) + gradients + found["optimiser_step"]
 
-    described = found["controller_call_with_specs" if "specs" in change else "controller_call_with_reference"]
+    described = found["controller_call_with_specs" if "specs" in made else "controller_call_with_reference"]
     return Parts(
         update=update,
         publish=publish,
@@ -233,10 +233,10 @@ def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: 
         ranks=ranks or RANKS,
         selector_message=found["selector_message"],
         selector_group=found["selector_group"],
-        selectors=4 if "selectors" in change else 1,
+        selectors=4 if "selectors" in made else 1,
         controller_group=found["controller_group"],
         controller_call=(described + found["controller_call"]) / 2,
-        controllers=4 if "controllers" in change else 1,
+        controllers=4 if "controllers" in made else 1,
         plan_rollout=found["plan_rollout"],
         fetch_call=found["fetch_call"],
         fetch_rollout=found["fetch_rollout"],
@@ -244,10 +244,22 @@ def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: 
     )
 
 
-COLUMNS = ("size", "generators", "learner", "change", "prompts", "seconds_per_step", "tokens_per_second",
-           "trained_per_second", "efficiency", "bound", "busy")  # fmt: skip
-CHANGES = ("specs in every call", "4 selectors", "4 controllers", "tree broadcast", "many senders",
-           "4 controllers, 4 selectors, tree broadcast, many senders")  # fmt: skip
+BUSY = ("generator", "selector", "controller", "plan", "fetch", "update", "calls", "publish")
+"""Parts by the share of the time in which they were at work."""
+COLUMNS = (
+    "size",
+    "generators",
+    "ranks",
+    "change",
+    "seconds_per_step",
+    "tokens_per_second",
+    "efficiency",
+    "bound",
+    *BUSY,
+)
+"""`ranks` null: a learner that takes no time. `efficiency`: tokens a second against engines that are always full."""
+SINGLE = ("4 selectors", "4 controllers", "tree broadcast", "many senders")
+CHANGES = ("specs in every call", *SINGLE, "all of these")
 
 
 def sweep(found: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -271,17 +283,15 @@ def _row(size: Size, generators: int, found: Mapping[str, float], ranks: int | N
     row = {
         "size": size.name,
         "generators": generators,
-        "learner": f"{ranks} ranks" if ranks else "takes no time",
+        "ranks": ranks,
         "change": change,
-        "prompts": prompts,
-        "seconds_per_step": outcome.seconds_per_step,
-        "tokens_per_second": outcome.tokens_per_second,
-        "trained_per_second": outcome.trained_per_second,
-        "efficiency": outcome.tokens_per_second / (generators * engine.full_rate),
+        "seconds_per_step": round(outcome.seconds_per_step, 2),
+        "tokens_per_second": round(outcome.tokens_per_second),
+        "efficiency": round(outcome.tokens_per_second / (generators * engine.full_rate), 3),
         "bound": bound_of(outcome),
-        "busy": {name: round(share, 3) for name, share in outcome.busy.items()},
+        **{name: round(outcome.busy[name], 3) for name in BUSY},
     }
-    print({name: row[name] for name in COLUMNS if name not in ("tokens_per_second", "busy")}, flush=True)
+    print(row, flush=True)
     return row
 
 

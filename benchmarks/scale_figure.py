@@ -26,8 +26,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     sizes = list(dict.fromkeys(row["size"] for row in rows))
     figure, panels = pyplot.subplots(1, len(sizes), figsize=(4.0 * len(sizes), 3.9), sharex=True)
     for panel, size in zip(panels, sizes, strict=True):
-        for learner, style in (("64 ranks", "-"), ("takes no time", "--")):
-            line = [row for row in rows if row["size"] == size and row["learner"] == learner]
+        for ranks, style in ((64, "-"), (None, "--")):
+            line = [row for row in rows if row["size"] == size and row["ranks"] == ranks]
             count, rate = [row["generators"] for row in line], [row["tokens_per_second"] for row in line]
             panel.plot(count, rate, style, color="#777777", linewidth=1.2, zorder=1)
             panel.scatter(count, rate, c=[COLORS[row["bound"]] for row in line], s=34, zorder=2)
