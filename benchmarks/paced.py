@@ -8,6 +8,7 @@ a version number and a pause.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
+from ray.exceptions import RayActorError
 
 from pods_cluster.config import Config, build_config
 from pods_cluster.data import load_prompts, load_tokenizer
@@ -201,7 +203,10 @@ class _Forward:
         self._selector = selector
 
     async def report(self, shards: Any) -> None:
-        await self._selector.report.remote(shards)
+        with contextlib.suppress(
+            RayActorError
+        ):  # of an arm that is over; workers report no more to a selector that is gone
+            await self._selector.report.remote(shards)
 
 
 class Arm:
