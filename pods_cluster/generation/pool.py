@@ -28,6 +28,9 @@ from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selecti
 BEGIN_AGAIN_SECONDS = 20.0
 """Time in which engines and scorers end rollouts that were given up, when a run goes on from another state."""
 
+WHOLE_GROUPS = 4
+"""So many groups in flight for each worker keep all workers about equally busy without being divided."""
+
 
 class GeneratorPool(PoolCalls):
     """`generator.workers` workers `<run>/generator/<i>`; a replacement gets a new index.
@@ -90,9 +93,12 @@ class GeneratorPool(PoolCalls):
                 takers = {name: member for name, member in takers.items() if member.sampling < places} or takers
             length = sum(count * length for count, length in pieces) / max(1, sum(count for count, _ in pieces))
             loads = {name: member.sampling * length for name, member in takers.items()}
-            # A few groups at a time would each be divided among all workers: only where one does not fit.
+            # A few groups at a time would each be divided among all workers: only where one does not fit, or where so few
+            # are out that whole ones would leave workers without any.
             fits = max((count for count, _ in pieces), default=0) <= config.places_per_worker(len(takers)) / 2
-            spread = config.spread and not (fits and len(pieces) < len(takers))
+            out = self.config.learner.prompts_per_step * (1 + self.config.staleness)
+            whole = fits and len(pieces) < len(takers) and out >= WHOLE_GROUPS * len(takers)
+            spread = config.spread and not whole
         else:
             loads = {name: sum(member.load.values()) for name, member in takers.items()}
             spread = config.spread

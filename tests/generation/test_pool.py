@@ -446,6 +446,22 @@ def test_places_come_free_one_by_one_and_new_groups_go_where_they_are(
     with_pool(config, reports.handle, body)
 
 
+@pytest.mark.parametrize(("prompts", "divided"), [(1, True), (4, False)])
+def test_groups_are_divided_where_too_few_are_out_for_all_workers(
+    make_config: MakeConfig, reports: Reports, prompts: int, divided: bool
+) -> None:
+    config = make_config(workers=2, engine="paced", engine_options={"tokens_per_second": 600.0}, max_sequences=16)
+    learner = config.learner.model_copy(update={"prompts_per_step": prompts})
+    config = config.model_copy(update={"staleness": 1, "learner": learner})
+
+    async def body(pool: GeneratorPool) -> None:
+        await pool.submit(portions_of(range(1)))
+        assert sum(GroupId(0, 0) in member.groups for member in pool._members.values()) == (2 if divided else 1)
+        await pool.drop(ids(range(1)))
+
+    with_pool(config, reports.handle, body)
+
+
 def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:
     async def body(pool: GeneratorPool) -> None:
         await pool.submit(portions_of(range(4)))
