@@ -58,5 +58,5 @@ def test_another_environment_or_a_new_module_is_checked(tree: Path) -> None:
 def test_every_import_of_the_package_is_found() -> None:
     root = Path(__file__).parent.parent
     modules = list((root / "pods_cluster").rglob("*.py"))
-    found = imports_of(root / "pods_cluster/run/loop.py", root, modules)
+    found = imports_of(root / "pods_cluster/run/parts.py", root, modules)
     assert {root / "pods_cluster/run/step_assembly.py", root / "pods_cluster/config/__init__.py"} <= found

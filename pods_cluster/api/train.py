@@ -150,7 +150,12 @@ def run(
 
 def default_engine() -> str:
     """vllm where it is installed and there is a GPU, or a cluster that may have some; else transformers."""
-    return "vllm" if has_gpu() and importlib.util.find_spec("vllm") is not None else "transformers"
+    return "vllm" if has_gpu() and is_installed("vllm") else "transformers"
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there; nothing is imported."""
+    return importlib.util.find_spec(package) is not None
 
 
 def has_gpu() -> bool:

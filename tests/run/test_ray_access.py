@@ -11,7 +11,8 @@ from ray._private import ray_constants, services
 from pods_cluster.run.ray_access import loopback_cluster, reaching
 
 
-def test_ray_keeps_to_the_loopback_address_within_alone() -> None:
+def test_ray_keeps_to_the_loopback_address_within_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray._private.worker._global_node", None)  # another test's cluster would give its own address
     before = services.get_node_ip_address()
     with contextlib.suppress(RuntimeError), loopback_cluster():
         assert services.get_node_ip_address() == "127.0.0.1"
