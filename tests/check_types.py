@@ -21,7 +21,7 @@ PASSED = Path(".cache/types.json")
 
 
 def imports_of(path: Path, root: Path, modules: Iterable[Path]) -> set[Path]:
-    """The files among `modules` that this one imports, a package's `__init__` for each part of a dotted name included."""
+    """The files among `modules` that this one imports."""
     known = set(modules)
     package = path.relative_to(root).parent.parts
     names: set[str] = set()
@@ -34,10 +34,9 @@ def imports_of(path: Path, root: Path, modules: Iterable[Path]) -> set[Path]:
             names.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
     found: set[Path] = set()
     for name in names:
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            place = root.joinpath(*parts[:end])
-            found |= {place.with_suffix(".py"), place / "__init__.py"} & known
+        # not the packages above: what they hold is not seen through the name of a module in them
+        place = root.joinpath(*name.split("."))
+        found |= {place.with_suffix(".py"), place / "__init__.py"} & known
     return found - {path}
 
 
