@@ -147,7 +147,23 @@ WANDB_SECONDS = 60
 """How long a start may wait for Weights & Biases."""
 
 
-class WandbSink:
+class Tracker:
+    """What experiment trackers leave out of a run."""
+
+    def write_samples(self, groups: list[Record]) -> None:
+        pass  # prompts and completions stay in the run's folder
+
+    def write_evals(self, rows: list[Record]) -> None:
+        pass
+
+    def take_back(self, marker: Record) -> None:
+        pass  # steps that come again are shown twice
+
+    def retry(self) -> None:
+        pass
+
+
+class WandbSink(Tracker):
     """Weights & Biases, with its files under `<run>/wandb`. Raises SinkUnavailable.
 
     `WANDB_MODE` decides where metrics go; left out, they are sent where an API key is known (`WANDB_API_KEY`, or `wandb
@@ -205,18 +221,6 @@ class WandbSink:
     def write_event(self, event: Record) -> None:
         if event.get("level") != "info":
             self._run.alert(title=event["kind"], text=event["text"])
-
-    def write_samples(self, groups: list[Record]) -> None:
-        pass  # prompts and completions stay in the run's folder
-
-    def write_evals(self, rows: list[Record]) -> None:
-        pass
-
-    def take_back(self, marker: Record) -> None:
-        pass  # steps that come again are shown twice
-
-    def retry(self) -> None:
-        pass
 
     def close(self) -> None:
         self._run.finish()

@@ -10,7 +10,7 @@ from typing import Any
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.secret_values import without_secrets
-from pods_cluster.telemetry.sinks import Sink, SinkUnavailable, TensorBoardSink, WandbSink, require, scalars
+from pods_cluster.telemetry.sinks import Sink, SinkUnavailable, TensorBoardSink, Tracker, WandbSink, require, scalars
 from pods_cluster.telemetry.step_record import Record
 
 PROJECT = "pods-cluster"
@@ -20,7 +20,7 @@ PARAMETER_LENGTH = 500
 """MLflow refuses longer values."""
 
 
-class MlflowSink:
+class MlflowSink(Tracker):
     """MLflow, at MLFLOW_TRACKING_URI, else under `<run>/mlruns`. Raises SinkUnavailable when made."""
 
     name = "mlflow"
@@ -74,23 +74,11 @@ class MlflowSink:
         if event.get("level") != "info":
             self._client.set_tag(self._run, f"event.{event['kind']}", event["text"][:PARAMETER_LENGTH])
 
-    def write_samples(self, groups: list[Record]) -> None:
-        pass  # prompts and completions stay in the run's folder
-
-    def write_evals(self, rows: list[Record]) -> None:
-        pass
-
-    def take_back(self, marker: Record) -> None:
-        pass  # steps that come again are shown twice
-
-    def retry(self) -> None:
-        pass
-
     def close(self) -> None:
         self._client.set_terminated(self._run)
 
 
-class TrackioSink:
+class TrackioSink(Tracker):
     """trackio, in its own folder (TRACKIO_DIR) or, where TRACKIO_SPACE_ID is set, in that Space. Raises SinkUnavailable."""
 
     name = "trackio"
@@ -123,18 +111,6 @@ class TrackioSink:
 
     def write_event(self, event: Record) -> None:
         pass  # events are read in events.jsonl
-
-    def write_samples(self, groups: list[Record]) -> None:
-        pass
-
-    def write_evals(self, rows: list[Record]) -> None:
-        pass
-
-    def take_back(self, marker: Record) -> None:
-        pass  # steps that come again are shown twice
-
-    def retry(self) -> None:
-        pass
 
     def close(self) -> None:
         self._run.finish()
