@@ -74,6 +74,9 @@ class Run(RunParts):
     publish alone, so that every token is sampled from the weights that the step then updates.
     """
 
+    _copying = True
+    """Whether light copies are made: not in a calibration."""
+
     async def main(self, *, save: bool = True) -> None:
         """Run to the last step, or until `stop`; without `save` (a calibration) nothing is left of it but metrics.
 
@@ -92,8 +95,6 @@ class Run(RunParts):
         if save:
             await _run_with(self._save_the_end(), self.learners.watch())
         await self.copies.end(remove=save)
-
-    _copying = True
 
     async def _save_the_end(self) -> None:
         with self._learner_at_work():

@@ -10,6 +10,7 @@ from typing import Any
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.secret_values import without_secrets
+from pods_cluster.telemetry.settings import flat
 from pods_cluster.telemetry.sinks import Sink, SinkUnavailable, TensorBoardSink, Tracker, WandbSink, require, scalars
 from pods_cluster.telemetry.step_record import Record
 
@@ -54,7 +55,7 @@ class MlflowSink(Tracker):
         run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         parameters = [
             self._entities.Param(name, str(value)[:PARAMETER_LENGTH])
-            for name, value in _flat(without_secrets(config))
+            for name, value in _shown(config).items()
             if value is not None
         ]
         for start in range(0, len(parameters), 100):  # the most that MLflow takes at once
@@ -92,7 +93,7 @@ class TrackioSink(Tracker):
                 project=PROJECT,
                 name=folder.name,
                 space_id=space,
-                config=dict(_flat(without_secrets(config or {}))),
+                config=_shown(config or {}),
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,
@@ -116,11 +117,10 @@ class TrackioSink(Tracker):
         self._run.finish()
 
 
-def _flat(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Settings by their path; lists as one text each."""
-    if isinstance(tree, Mapping):
-        return [item for key, branch in tree.items() for item in _flat(branch, f"{path}.{key}" if path else str(key))]
-    return [(path, str(tree) if isinstance(tree, list | tuple) else tree)] if path else []
+def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their path, without secrets; lists as one text each."""
+    settings = flat(without_secrets(config))
+    return {name: str(value) if isinstance(value, list | tuple) else value for name, value in settings.items()}
 
 
 def _allowed(name: str) -> str:
