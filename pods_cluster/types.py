@@ -27,7 +27,8 @@ class GroupId(NamedTuple):
 
 
 class FinishReason(StrEnum):
-    """The reason why a rollout ended: its own end token, the token limit, or an abort from outside."""
+    """The reason why a rollout ended: its own end token (or its environment), a limit of tokens, turns or seconds, or an
+    abort from outside."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -83,12 +84,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """Asks an engine for one rollout. Requests are answered one by one, in any order."""
+    """Asks an engine for one rollout, or for its next turn. Requests are answered one by one, in any order.
+
+    In a later turn `prompt_ids` ends with `start` tokens of the rollout itself, its own and the environment's.
+    """
 
     group: GroupId
     index: int
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    start: int = 0
 
     @property
     def key(self) -> str:
@@ -105,6 +110,9 @@ class Rollout:
     applied), None where they are left to the learner. `first_version` and `last_version` are the weight versions of the
     first and last token; `spans` lists all versions in order as (version, tokens sampled under it), empty where the
     engine does not know. `seconds` is the time from the request to the last token.
+
+    A rollout of several turns holds the tokens of its environment too: `environment` are their places [start, stop) in
+    `token_ids`. The model reads them and never trains on them; their `logprobs` are NaN, and `spans` leaves them out.
     """
 
     group: GroupId
@@ -122,11 +130,30 @@ class Rollout:
     """The failures of rewards that gave no number, one text each: reward, kind and message."""
     seconds: float = 0.0
     spans: tuple[tuple[int, int], ...] = ()
+    environment: tuple[tuple[int, int], ...] = ()
+    turns: int = 1
 
     @property
     def key(self) -> str:
         """`<group>/<index>`, unique in a run."""
         return f"{self.group}/{self.index}"
+
+    @property
+    def environment_tokens(self) -> int:
+        """Tokens of `token_ids` that an environment wrote."""
+        return sum(stop - start for start, stop in self.environment)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of `token_ids` that the model sampled."""
+        return len(self.token_ids) - self.environment_tokens
+
+    def sampled(self) -> Bool[np.ndarray, " tokens"]:
+        """Whether each of `token_ids` was sampled by the model."""
+        mask = np.ones(len(self.token_ids), np.bool_)
+        for start, stop in self.environment:
+            mask[start:stop] = False
+        return mask
 
     @property
     def total_tokens(self) -> int:
@@ -151,9 +178,10 @@ def spans_of(updates: Sequence[tuple[int, int]], version: int, tokens: int) -> t
 class GroupShard:
     """The numbers of some finished, scored rollouts of one group, all in the memory of one worker.
 
-    A group is complete when its shards account for `size` rollouts. `lengths` are completion tokens, `prompt_tokens`
-    those of the group's prompt. `rewards` and the reward components in `parts` (by name) are NaN where there is no
-    valid value. `lost` counts rollouts that will never come because their engine died.
+    A group is complete when its shards account for `size` rollouts. `lengths` are sampled tokens, `environment_tokens`
+    those that environments wrote beside them (None: none), `prompt_tokens` those of the group's prompt. `rewards` and the
+    reward components in `parts` (by name) are NaN where there is no valid value. `lost` counts rollouts that will never
+    come because their engine died.
     """
 
     group: GroupId
@@ -169,6 +197,7 @@ class GroupShard:
     aborted: Bool[np.ndarray, " rollouts"]
     parts: dict[str, Float64[np.ndarray, " rollouts"]] = field(default_factory=dict)
     lost: int = 0
+    environment_tokens: Int32[np.ndarray, " rollouts"] | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -177,7 +206,7 @@ class GroupShard:
         # One buffer in place of nine arrays: pickling those would cost the selector more than selecting the group.
         columns = [getattr(self, name) for name, _ in _SHARD_COLUMNS]
         n = len(self.indices)
-        head = (tuple(self.group), self.worker, self.size, self.prompt_tokens, self.lost)
+        head = (tuple(self.group), self.worker, self.size, self.prompt_tokens, self.lost, self.environment_tokens)
         if any(len(values) != n for values in (*columns, *self.parts.values())):
             # The shard contradicts itself; the selector reports it, so that it must arrive as it is.
             return _shard_of_columns, (*head, *columns, self.parts)
@@ -202,11 +231,19 @@ _SHARD_DTYPES = tuple((name, np.dtype(kind)) for name, kind in _SHARD_COLUMNS)
 
 
 def _shard_of_columns(
-    group: tuple[int, ...], worker: str, size: int, prompt_tokens: int, lost: int, *columns: Any
+    group: tuple[int, ...],
+    worker: str,
+    size: int,
+    prompt_tokens: int,
+    lost: int,
+    environment: Int32[np.ndarray, " rollouts"] | None,
+    *columns: Any,
 ) -> GroupShard:
     *arrays, parts = columns
     named = dict(zip((name for name, _ in _SHARD_COLUMNS), arrays, strict=True))
-    return GroupShard(GroupId(*group), worker, size, prompt_tokens, **named, parts=parts, lost=lost)
+    return GroupShard(
+        GroupId(*group), worker, size, prompt_tokens, **named, parts=parts, lost=lost, environment_tokens=environment
+    )
 
 
 def _shard_of_buffer(
@@ -215,6 +252,7 @@ def _shard_of_buffer(
     size: int,
     prompt_tokens: int,
     lost: int,
+    environment: Int32[np.ndarray, " rollouts"] | None,
     n: int,
     names: tuple[str, ...],
     data: bytes,
@@ -229,7 +267,9 @@ def _shard_of_buffer(
     for name, kind in _SHARD_DTYPES:
         columns[name] = np.frombuffer(data, kind, n, offset)
         offset += kind.itemsize * n
-    return GroupShard(GroupId(*group), worker, size, prompt_tokens, **columns, parts=parts, lost=lost)
+    return GroupShard(
+        GroupId(*group), worker, size, prompt_tokens, **columns, parts=parts, lost=lost, environment_tokens=environment
+    )
 
 
 class Locator(NamedTuple):
@@ -243,6 +283,8 @@ class Locator(NamedTuple):
 @dataclass(slots=True)
 class Selection:
     """The m rollouts kept of a group's n, in rising index. The arrays are parallel to `locators`.
+
+    `lengths` are the sampled tokens, which are trained on; `environment_tokens` lie among them (None: none do).
 
     `group_mean` and `group_std` (sample standard deviation) are over the rewards of all `group_valid` valid rollouts of
     the group, for `advantage.scope: group`. `settled`: the group was stopped early.
@@ -260,6 +302,7 @@ class Selection:
     settled: bool = False
     weights: Float64[np.ndarray, " kept"] | None = None
     """What each rollout counts in the loss beside the others of its group, where the rule weights; None: all alike."""
+    environment_tokens: Int32[np.ndarray, " kept"] | None = None
 
     def __len__(self) -> int:
         return len(self.locators)

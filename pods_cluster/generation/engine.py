@@ -7,6 +7,7 @@ small built-in engine alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -137,6 +138,8 @@ def fill_logprobs(engine: Engine, rollouts: Iterable[Rollout], temperature: floa
     ]
     scores = engine.score([(rollout.prompt_ids, rollout.token_ids) for rollout in wanted], temperature)
     for rollout, logprobs in zip(wanted, scores, strict=True):
+        for start, stop in rollout.environment:
+            logprobs[start:stop] = [math.nan] * (stop - start)
         rollout.logprobs = logprobs
 
 

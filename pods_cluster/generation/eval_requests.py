@@ -98,7 +98,7 @@ class Evaluation:
                     text=rollout.text[:TEXT_LIMIT],
                     reward=rollout.reward,
                     parts=rollout.reward_parts,
-                    tokens=len(rollout.token_ids),
+                    tokens=rollout.sampled_tokens,
                     truncated=rollout.finish_reason is FinishReason.LENGTH,
                 )
                 for rollout in rollouts

@@ -25,7 +25,8 @@ class PackedRollouts:
 
     `absent` says of each (group, index) that is not here why. The columns of `heads` are epoch, row, attempt, index, first
     version, last version, finish reason, flags; `prompt_of` points into the prompts, one for a group; token ids and
-    log-probabilities (natural logs) lie end to end, `lengths` tokens each.
+    log-probabilities (natural logs) lie end to end, `lengths` tokens each. `environment` has a row (rollout, start, stop)
+    for each stretch of tokens that an environment wrote.
     """
 
     heads: Int32[np.ndarray, "rollouts 8"]
@@ -36,6 +37,7 @@ class PackedRollouts:
     prompt_of: Int32[np.ndarray, " rollouts"]
     prompt_lengths: Int32[np.ndarray, " prompts"]
     prompt_tokens: Int32[np.ndarray, " prompt_tokens"]
+    environment: Int32[np.ndarray, "places 3"]
     absent: dict[tuple[GroupId, int], str] = field(default_factory=dict)
 
     @property
@@ -66,6 +68,9 @@ def pack(rollouts: Sequence[Rollout], absent: dict[tuple[GroupId, int], str] | N
         prompt_of=np.array([prompts[rollout.prompt_ids] for rollout in rollouts], np.int32),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
         prompt_tokens=_flat(list(prompts)),
+        environment=np.array(
+            [(place, *span) for place, rollout in enumerate(rollouts) for span in rollout.environment], np.int32
+        ).reshape(-1, 3),
         absent=absent or {},
     )
 
@@ -74,13 +79,18 @@ def unpack(packed: PackedRollouts) -> list[Rollout]:
     """The rollouts again, without text and reward parts."""
     prompts = [tuple(ids) for ids in _cut(packed.prompt_tokens, packed.prompt_lengths)]
     rollouts: list[Rollout] = []
+    environment: dict[int, list[tuple[int, int]]] = {}
+    for place, begin, end in packed.environment.tolist():
+        environment.setdefault(place, []).append((begin, end))
     start = 0
-    for head, reward, ids, prompt in zip(
-        packed.heads.tolist(),
-        packed.rewards.tolist(),
-        _cut(packed.tokens, packed.lengths),
-        packed.prompt_of.tolist(),
-        strict=True,
+    for place, (head, reward, ids, prompt) in enumerate(
+        zip(
+            packed.heads.tolist(),
+            packed.rewards.tolist(),
+            _cut(packed.tokens, packed.lengths),
+            packed.prompt_of.tolist(),
+            strict=True,
+        )
     ):
         epoch, row, attempt, index, first, last, reason, flags = head
         logprobs: list[float] | None = None
@@ -98,6 +108,7 @@ def unpack(packed: PackedRollouts) -> list[Rollout]:
                 first_version=first,
                 last_version=last,
                 reward=None if reward != reward else reward,
+                environment=tuple(environment.get(place, ())),
             )
         )
     return rollouts

@@ -23,6 +23,7 @@ REPORTS_IN_FLIGHT = 64
 def build_shard(worker: str, size: int, rollouts: Sequence[Rollout]) -> GroupShard:
     """The numbers of finished rollouts of one group of `size`."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
+    environment = [rollout.environment_tokens for rollout in rollouts]
     return GroupShard(
         group=rollouts[0].group,
         worker=worker,
@@ -30,7 +31,7 @@ def build_shard(worker: str, size: int, rollouts: Sequence[Rollout]) -> GroupSha
         prompt_tokens=len(rollouts[0].prompt_ids),
         indices=np.array([rollout.index for rollout in rollouts], np.int32),
         rewards=np.array([_number(rollout.reward) for rollout in rollouts], np.float64),
-        lengths=np.array([len(rollout.token_ids) for rollout in rollouts], np.int32),
+        lengths=np.array([rollout.sampled_tokens for rollout in rollouts], np.int32),
         first_versions=np.array([rollout.first_version for rollout in rollouts], np.int32),
         last_versions=np.array([rollout.last_version for rollout in rollouts], np.int32),
         truncated=np.array([rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts], np.bool_),
@@ -39,6 +40,7 @@ def build_shard(worker: str, size: int, rollouts: Sequence[Rollout]) -> GroupSha
             name: np.array([_number(rollout.reward_parts.get(name)) for rollout in rollouts], np.float64)
             for name in names
         },
+        environment_tokens=np.array(environment, np.int32) if any(environment) else None,
     )
 
 

@@ -97,7 +97,7 @@ class LearnerGroup(RankActors):
             lost=lost_groups(plan.lost, kept, missing),
             trained_rollouts=len(applied),
             lost_rollouts=sum(kept.values()) - plan.trained_rollouts,
-            trained_tokens=sum(sequence.completion_tokens for sequence in applied),
+            trained_tokens=sum(sequence.trained_tokens for sequence in applied),
             total_tokens=sum(sequence.total_tokens for sequence in applied),
             received_bytes=sum(report.received_bytes for report in reports),
             updates=planned - len(skipped),

@@ -15,7 +15,8 @@ class PlannedSequence:
 
     `weight` is 1 / (groups in the optimiser step x kept in its group), so the weights of an optimiser step sum to 1; times
     its own weight where the selection rule gives one (`Selection.weights`).
-    `token_weight` is the weight of each of its tokens in the loss, by the kind of loss.
+    `token_weight` is the weight of each of its trained tokens in the loss, by the kind of loss. `completion_tokens` are all
+    after the prompt, those of an environment (`environment_tokens`, which are not trained) among them.
     """
 
     locator: Locator
@@ -24,6 +25,12 @@ class PlannedSequence:
     token_weight: float
     prompt_tokens: int
     completion_tokens: int
+    environment_tokens: int = 0
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens in the loss: those that the model sampled."""
+        return self.completion_tokens - self.environment_tokens
 
     @property
     def total_tokens(self) -> int:

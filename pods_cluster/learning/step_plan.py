@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Int32
+
 from pods_cluster.config import Config
 from pods_cluster.learning.advantage import Scope, advantages
 from pods_cluster.learning.microbatches import MicroBatch, PlannedSequence, assign_ranks, fill_microbatches
@@ -96,8 +99,8 @@ class StepPlan:
 
     @property
     def trained_tokens(self) -> int:
-        """Completion tokens in the loss."""
-        return sum(sequence.completion_tokens for sequence in self.sequences)
+        """Sampled tokens in the loss."""
+        return sum(sequence.trained_tokens for sequence in self.sequences)
 
     @property
     def largest_microbatch(self) -> int:
@@ -179,7 +182,7 @@ def _check_sequences(selections: Sequence[Selection], budget: int) -> None:
             raise PlanError(
                 f"group {selection.group} has an empty prompt; its first token has nothing to be predicted from"
             )
-        longest = selection.prompt_tokens + int(selection.lengths.max())
+        longest = selection.prompt_tokens + int((selection.lengths + _environment_tokens(selection)).max())
         if longest > budget:
             raise PlanError(
                 f"learner.tokens_per_microbatch: {budget} cannot hold a rollout of {longest} tokens "
@@ -195,6 +198,7 @@ def _subset(selection: Selection, index: list[int]) -> Selection:
         lengths=selection.lengths[index],
         first_versions=selection.first_versions[index],
         weights=None if selection.weights is None else selection.weights[index],
+        environment_tokens=None if selection.environment_tokens is None else selection.environment_tokens[index],
     )
 
 
@@ -225,8 +229,13 @@ def _build_plan(
     )
 
 
+def _environment_tokens(selection: Selection) -> Int32[np.ndarray, " kept"]:
+    written = selection.environment_tokens
+    return np.zeros(len(selection), np.int32) if written is None else written
+
+
 def _counted_tokens(selection: Selection) -> int:
-    """Completion tokens of the rollouts that count in the loss."""
+    """Sampled tokens of the rollouts that count in the loss."""
     if selection.weights is None:
         return int(selection.lengths.sum())
     return int(selection.lengths[selection.weights > 0].sum())
@@ -245,8 +254,9 @@ def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[
         )
         equal = 1.0 / (len(selections) * len(selection))
         counts = [1.0] * len(selection) if selection.weights is None else selection.weights.tolist()
-        for locator, advantage, length, count in zip(
-            selection.locators, values.tolist(), selection.lengths.tolist(), counts, strict=True
+        written = _environment_tokens(selection).tolist()
+        for locator, advantage, length, count, beside in zip(
+            selection.locators, values.tolist(), selection.lengths.tolist(), counts, written, strict=True
         ):
             weight = count * equal
             if settings.loss == "token_mean":
@@ -255,5 +265,9 @@ def _sequences(selections: Sequence[Selection], settings: PlanSettings) -> list[
                 token_weight = weight / settings.max_tokens
             else:
                 token_weight = weight / max(length, 1)
-            sequences.append(PlannedSequence(locator, advantage, weight, token_weight, selection.prompt_tokens, length))
+            sequences.append(
+                PlannedSequence(
+                    locator, advantage, weight, token_weight, selection.prompt_tokens, length + beside, beside
+                )
+            )
     return sequences

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
@@ -43,9 +43,9 @@ class AttentionLayout:
 class TokenBatch:
     """One micro-batch, padded on the right or (with a `layout`) packed into one row.
 
-    The completion tokens of all sequences lie one after another: `targets` are their ids, `rows` the sequence of each,
-    and `positions` the index into the flattened `input_ids` at which each is predicted. A pack has `position_ids`: those
-    of a completion go on after its prompt.
+    The completion tokens of all sequences (with `only`: some of them) lie one after another: `targets` are their ids,
+    `rows` the sequence of each, and `positions` the index into the flattened `input_ids` at which each is predicted. A pack
+    has `position_ids`: those of a completion go on after its prompt.
     """
 
     input_ids: Int64[Tensor, "rows length"]
@@ -57,8 +57,12 @@ class TokenBatch:
 
     @property
     def tokens(self) -> int:
-        """Completion tokens."""
+        """Completion tokens that are predicted."""
         return len(self.targets)
+
+    def only(self, wanted: Bool[Tensor, " tokens"]) -> TokenBatch:
+        """The batch with these of its targets; the others are still read."""
+        return replace(self, positions=self.positions[wanted], targets=self.targets[wanted], rows=self.rows[wanted])
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """The batch on a device. A GPU copies it while it computes; the host does not wait."""

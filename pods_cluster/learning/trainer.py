@@ -138,7 +138,7 @@ class Trainer:
         """
         started = time.monotonic()
         for sequence in plan.sequences:
-            check_lengths(rollouts[sequence.locator], sequence.prompt_tokens, sequence.completion_tokens)
+            check_lengths(rollouts[sequence.locator], sequence)
         result = RankResult(learning_rate=learning_rate)
         readings: list[Reading] = []
         old = self._old_log_probs(plan, rollouts)

@@ -52,6 +52,7 @@ def pack_selections(selections: list[Selection]) -> tuple[Any, ...]:
         np.concatenate([selection.lengths for selection in selections]),
         np.concatenate([selection.first_versions for selection in selections]),
         [selection.weights for selection in selections],
+        [selection.environment_tokens for selection in selections],
     )
 
 
@@ -59,10 +60,12 @@ def unpack_selections(packed: tuple[Any, ...]) -> list[Selection]:
     """Unpack what `pack_selections` made; the arrays are copies, which may be written to."""
     if not packed:
         return []
-    heads, counts, workers, holders, indices, rewards, lengths, first_versions, weights = packed
+    heads, counts, workers, holders, indices, rewards, lengths, first_versions, weights, environment = packed
     names, positions = [workers[holder] for holder in holders.tolist()], indices.tolist()
     selections, start = [], 0
-    for (prompt_tokens, mean, std, valid, settled, *group), count, own in zip(heads, counts, weights, strict=True):
+    for (prompt_tokens, mean, std, valid, settled, *group), count, own, written in zip(
+        heads, counts, weights, environment, strict=True
+    ):
         end = start + count
         group_id = GroupId(*group)
         selections.append(
@@ -78,6 +81,7 @@ def unpack_selections(packed: tuple[Any, ...]) -> list[Selection]:
                 group_valid=valid,
                 settled=settled,
                 weights=own,
+                environment_tokens=written,
             )
         )
         start = end

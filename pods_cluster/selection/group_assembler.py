@@ -60,6 +60,7 @@ class GroupAssembler:
     truncated: Bool[np.ndarray, " size"] = field(init=False)
     aborted: Bool[np.ndarray, " size"] = field(init=False)
     parts: dict[str, Float64[np.ndarray, " size"]] = field(default_factory=dict)
+    environment_tokens: Int32[np.ndarray, " size"] | None = None
 
     def __post_init__(self) -> None:
         n = self.size
@@ -101,6 +102,8 @@ class GroupAssembler:
             return 0
         if shard.worker not in self.workers:
             self.workers.append(shard.worker)
+        if shard.environment_tokens is not None and self.environment_tokens is None:
+            self.environment_tokens = np.zeros(self.size, dtype=np.int32)
         if whole:  # one worker made the group: nothing to put in order
             self._take_whole(shard)
             return 0
@@ -121,6 +124,8 @@ class GroupAssembler:
             if name not in self.parts:
                 self.parts[name] = np.full(self.size, np.nan)
             self.parts[name][indices] = values[fresh]
+        if shard.environment_tokens is not None and self.environment_tokens is not None:
+            self.environment_tokens[indices] = shard.environment_tokens[fresh]
         before, self.n_finished = self.n_finished, int(np.count_nonzero(self.holder >= 0))
         return given - (self.n_finished - before)
 
@@ -133,12 +138,16 @@ class GroupAssembler:
         self.truncated = np.array(shard.truncated, dtype=np.bool_)
         self.aborted = np.array(shard.aborted, dtype=np.bool_)
         self.parts = {name: np.array(values, dtype=np.float64) for name, values in shard.parts.items()}
+        if shard.environment_tokens is not None:
+            self.environment_tokens = np.array(shard.environment_tokens, dtype=np.int32)
         self.n_finished = self.size
 
     def _check(self, shard: GroupShard, indices_too: bool) -> None:
         n = len(shard.indices)
         columns = (shard.rewards, shard.lengths, shard.first_versions, shard.truncated, shard.aborted)
         columns += tuple(shard.parts.values())
+        if shard.environment_tokens is not None:
+            columns += (shard.environment_tokens,)
         parallel = all(len(values) == n for values in columns)
         in_range = not (indices_too and n and (shard.indices.min() < 0 or shard.indices.max() >= self.size))
         if shard.size == self.size and shard.lost >= 0 and parallel and in_range:
@@ -150,8 +159,8 @@ class GroupAssembler:
             )
         if shard.lost < 0:
             raise ShardError(f"{where}: lost: {shard.lost} is negative")
-        names = ("rewards", "lengths", "first_versions", "truncated", "aborted", *shard.parts)
-        for name, values in zip(names, columns, strict=True):
+        names = ("rewards", "lengths", "first_versions", "truncated", "aborted", *shard.parts, "environment_tokens")
+        for name, values in zip(names, columns, strict=False):
             if len(values) != n:
                 raise ShardError(f"{where}: {name}: {len(values)} entries for {n} indices; arrays must be parallel")
         raise ShardError(f"{where}: indices: {shard.indices.tolist()} are not all in 0..{self.size - 1}")
@@ -239,6 +248,7 @@ class GroupAssembler:
             group_valid=outcome.n_valid,
             settled=self.settled,
             weights=weights,
+            environment_tokens=None if self.environment_tokens is None else self.environment_tokens[kept],
         )
 
     def stats(self) -> GroupStats:

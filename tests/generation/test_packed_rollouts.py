@@ -29,6 +29,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         first_version=draw(st.integers(-1, 9)),
         last_version=draw(st.integers(0, 99)),
         reward=draw(st.none() | st.floats(-5, 5)),
+        environment=draw(st.sampled_from([(), ((0, 1),), ((1, 3), (4, 9))])) if len(ids) > 8 else (),
     )
 
 

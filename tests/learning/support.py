@@ -71,9 +71,12 @@ def config_for(model: Path, **learner: Any) -> Config:
 
 
 def make_step(
-    seed: int = 0, kept: tuple[int, ...] = (4, 4, 3, 4), longest: int = 14
+    seed: int = 0, kept: tuple[int, ...] = (4, 4, 3, 4), longest: int = 14, environment: bool = False
 ) -> tuple[list[Selection], Rollouts]:
-    """Random groups: completions of 1 to `longest` tokens, random rewards and engine log-probabilities."""
+    """Random groups: completions of 1 to `longest` tokens, random rewards and engine log-probabilities.
+
+    With `environment` completions of several tokens have one or two stretches that an environment wrote.
+    """
     rng = np.random.default_rng(seed)
     selections, rollouts = [], {}
     for row, count in enumerate(kept):
@@ -93,20 +96,35 @@ def make_step(
                 first_version=0,
                 last_version=0,
             )
+        held = [rollouts[locator] for locator in locators]
+        if environment:
+            for rollout in held:
+                _write_environment(rollout, rng)
+        written = np.array([rollout.environment_tokens for rollout in held], np.int32)
         selections.append(
             Selection(
                 group=group,
                 locators=locators,
                 rewards=rewards,
-                lengths=lengths.astype(np.int32),
+                lengths=lengths.astype(np.int32) - written,
                 prompt_tokens=len(prompt),
                 first_versions=np.zeros(count, np.int32),
                 group_mean=float(rewards.mean()) + 0.1,
                 group_std=1.3,
                 group_valid=8,
+                environment_tokens=written if written.any() else None,
             )
         )
     return selections, rollouts
+
+
+def _write_environment(rollout: Rollout, rng: np.random.Generator) -> None:
+    """Leave the first token to the model, and give parts of the rest to an environment; the last may be either's."""
+    cuts = sorted(rng.choice(np.arange(1, len(rollout.token_ids) + 1), min(4, len(rollout.token_ids)), replace=False))
+    rollout.environment = tuple((int(a), int(b)) for a, b in zip(cuts[::2], cuts[1::2], strict=False))
+    assert rollout.logprobs is not None
+    for start, stop in rollout.environment:
+        rollout.logprobs[start:stop] = [float("nan")] * (stop - start)
 
 
 def true_log_probs(model: torch.nn.Module, rollout: Rollout, temperature: float) -> torch.Tensor:
@@ -148,7 +166,10 @@ class OneBigBatch:
     def step(self, selections: list[Selection], rollouts: Rollouts, rate: float, correct: bool = False) -> None:
         learner, temperature = self.config.learner, self.config.generator.temperature
         with torch.no_grad():
-            old = {key: true_log_probs(self.model, rollout, temperature) for key, rollout in rollouts.items()}
+            old = {
+                key: true_log_probs(self.model, rollout, temperature)[torch.from_numpy(rollout.sampled())]
+                for key, rollout in rollouts.items()
+            }
         parts = learner.updates_per_batch
         bounds = [len(selections) * part // parts for part in range(parts + 1)]
         for start, stop in pairwise(bounds):
@@ -163,7 +184,8 @@ class OneBigBatch:
                     values = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
                 for locator, advantage in zip(selection.locators, values.float(), strict=True):
                     rollout = rollouts[locator]
-                    now = true_log_probs(self.model, rollout, temperature)
+                    sampled = torch.from_numpy(rollout.sampled())
+                    now = true_log_probs(self.model, rollout, temperature)[sampled]
                     ratio = torch.exp(now - old[locator])
                     if learner.importance == "sequence":
                         ratio = torch.exp((now - old[locator]).mean()).expand(len(now))
@@ -174,15 +196,16 @@ class OneBigBatch:
                     if learner.objective == "cispo":
                         terms = ratio.detach().clamp(max=1 + learner.clip_high) * advantage * now
                     if correct:
-                        factor = torch.exp(old[locator] - torch.tensor(rollout.logprobs))
+                        factor = torch.exp(old[locator] - torch.tensor(rollout.logprobs)[sampled])
                         terms = terms * factor.clamp(max=learner.correction.cap)
                     terms = -terms
                     if learner.kl.coefficient:
                         with torch.no_grad():
-                            reference = true_log_probs(self.reference, rollout, temperature)
+                            reference = true_log_probs(self.reference, rollout, temperature)[sampled]
                         terms = terms + learner.kl.coefficient * (torch.exp(reference - now) - (reference - now) - 1)
                     if learner.entropy_coefficient:
-                        terms = terms - learner.entropy_coefficient * entropies(self.model, rollout, temperature)
+                        entropy = entropies(self.model, rollout, temperature)[sampled]
+                        terms = terms - learner.entropy_coefficient * entropy
                     if learner.loss == "token_mean":
                         loss = loss + terms.sum() / tokens
                     elif learner.loss == "dr_grpo":

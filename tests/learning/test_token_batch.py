@@ -3,7 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pods_cluster.learning.loss_inputs import loss_inputs
+from pods_cluster.learning.microbatches import MicroBatch, PlannedSequence
 from pods_cluster.learning.token_batch import pack, pad
+from pods_cluster.types import FinishReason, GroupId, Locator, Rollout
 from tests.law import law
 
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=6)
@@ -78,3 +81,30 @@ def test_a_dummy_batch_has_a_token_and_predicts_nothing():
         assert batch.input_ids.shape == (1, 1)
         assert batch.tokens == 0
     assert np.array_equal(pack([]).layout.segment_starts, [0, 1])
+
+
+@law(100)
+@given(groups, st.booleans(), st.randoms(use_true_random=False))
+def test_tokens_of_an_environment_are_read_and_enter_no_term_of_the_loss(step, packed, random):
+    """Whatever the engine says of them: the tensors are those of the whole sequences without their entries."""
+    rollouts, planned = {}, []
+    for row, (prompt, completions) in enumerate(step):
+        for index, completion in enumerate(completions):
+            start, stop = sorted(random.choices(range(len(completion) + 1), k=2))
+            locator = Locator("worker", GroupId(0, row), index)
+            rollouts[locator] = Rollout(
+                locator.group, index, tuple(prompt), completion, [random.uniform(-9, 0) for _ in completion],
+                FinishReason.STOP, 0, 0, environment=((start, stop),) if stop > start else (),
+            )  # fmt: skip
+            planned.append(PlannedSequence(locator, index + 0.5, 1.0, 0.1 * row, len(prompt), len(completion)))
+    batch = MicroBatch(tuple(planned), packed=packed)
+    masked = loss_inputs(batch, rollouts)
+    sampled = np.concatenate([np.zeros(0, bool), *(rollout.sampled() for rollout in rollouts.values())])
+    for rollout in rollouts.values():
+        rollout.environment = ()
+    whole = loss_inputs(batch, rollouts)
+    assert torch.equal(masked.batch.input_ids, whole.batch.input_ids)
+    for name in ("targets", "positions", "rows"):
+        assert torch.equal(getattr(masked.batch, name), getattr(whole.batch, name)[sampled])
+    for name in ("advantages", "token_weights", "engine_log_probs"):
+        assert torch.equal(getattr(masked, name), getattr(whole, name)[sampled])

@@ -17,12 +17,12 @@ RATES = [1e-2, 3e-3]
 REFERENCE = {"kernels": "plain", "packing": "off"}
 
 
-def run(config, steps=RATES):
+def run(config, steps=RATES, **made):
     """Train one rank; its parameters by name and the results."""
     trainer = Trainer(config, 0, 1)
     results = []
     for seed, rate in enumerate(steps):
-        selections, rollouts = make_step(seed)
+        selections, rollouts = make_step(seed, **made)
         plan = plan_step(selections, plan_settings(config, packed=trainer.packed))
         results.append(trainer.train(plan.ranks[0], rollouts, rate))
     return trainer, results
@@ -36,10 +36,10 @@ def weights_of(trainer):
     }
 
 
-def big_batch(config, model_folder, steps=RATES, correct=False):
+def big_batch(config, model_folder, steps=RATES, correct=False, **made):
     truth = OneBigBatch(config, AutoModelForCausalLM.from_pretrained(model_folder))
     for seed, rate in enumerate(steps):
-        selections, rollouts = make_step(seed)
+        selections, rollouts = make_step(seed, **made)
         truth.step(selections, rollouts, rate, correct)
     return truth
 
@@ -98,6 +98,29 @@ def test_update_equals_one_big_batch(one_rank, model_folder, learner):
     expected = [sum(truth.losses[i : i + updates]) for i in range(0, len(truth.losses), updates)]
     assert losses == pytest.approx(expected, abs=1e-4)
     assert all(result.largest_microbatch <= config.learner.tokens_per_microbatch for result in results)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"correction": {"mode": "on", "cap": 1.5}},
+        {"correction": {"mode": "on", "cap": 1.5}, "loss": "token_mean", "packing": "off"},
+        {"updates_per_batch": 2, "kl": {"coefficient": 0.1}, **REFERENCE},
+        {"kernels": "plain", "entropy_coefficient": 0.5, "loss": "dr_grpo"},
+        {"updates_per_batch": 2, "importance": "sequence", "clip_low": 0.005, "clip_high": 0.005},
+    ],
+    ids=["packed-fused", "padded-fused", "padded-plain-two-updates-kl", "packed-plain-entropy", "gspo"],
+)
+def test_tokens_of_environments_are_read_and_not_trained(one_rank, model_folder, learner):
+    config = config_for(model_folder, zero_stage=1, tokens_per_microbatch=64, **learner)
+    trainer, results = run(config, environment=True)
+    truth = big_batch(config, model_folder, correct=correction_is_on(config), environment=True)
+    assert trainer.packed == (config.learner.packing != "off")
+    assert_same_parameters(weights_of(trainer), truth.parameters())
+    assert [norm for result in results for norm in result.grad_norms] == pytest.approx(truth.norms, rel=1e-3)
+    trained = sum(int(selection.lengths.sum()) for selection in make_step(0, environment=True)[0])
+    assert results[0].stats.sums["tokens"] == trained
+    assert results[0].stats.sums.get("mismatch_tokens", trained) == trained
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -22,6 +22,7 @@ def shard(
     aborted: Sequence[bool] | bool = False,
     parts: dict[str, Sequence[float]] | None = None,
     lost: int = 0,
+    environment: Sequence[int] | None = None,
 ) -> GroupShard:
     n = len(rewards)
     at = np.arange(n) if indices is None else np.asarray(indices)
@@ -43,4 +44,5 @@ def shard(
         aborted=column(aborted, np.bool_),
         parts={name: np.asarray(values, dtype=np.float64) for name, values in (parts or {}).items()},
         lost=lost,
+        environment_tokens=None if environment is None else column(environment, np.int32),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pods_cluster.selection.decision_packing import pack_selections, unpack_selections
 from pods_cluster.selection.group_assembler import ShardError
 from pods_cluster.selection.rule_registry import RuleError, register_rule
 from pods_cluster.selection.selector_core import SelectorCore
@@ -51,6 +53,24 @@ def test_cut_rollouts_count_nothing_in_the_loss_where_they_are_masked() -> None:
         assert [locator.index for locator in selection.locators] == [1, 2], "they are selected as before"
         assert (None if selection.weights is None else selection.weights.tolist()) == expected
         assert selection.rewards.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_tokens_of_environments_travel_with_the_kept_rollouts(together: bool) -> None:
+    selector, written = expecting(A), [3, 0, 8, 1]
+    if together:
+        shards = [shard(A, MIXED, environment=written)]
+    else:
+        shards = [shard(A, MIXED[:2], indices=[0, 1], size=4, worker="w0"),
+                  shard(A, MIXED[2:], indices=[2, 3], size=4, worker="w1", environment=written[2:])]  # fmt: skip
+    for each in shards:
+        selector.add(pickle.loads(pickle.dumps(each)))
+    packed = pickle.loads(pickle.dumps(pack_selections(selector.collect(1, 0, 0).selections)))
+    (selection,) = unpack_selections(packed)
+    assert selection.environment_tokens is not None
+    expected = written if together else [0, 0, *written[2:]]
+    assert selection.environment_tokens.tolist() == [expected[locator.index] for locator in selection.locators]
+    assert selection.lengths.tolist() == [10, 10]
 
 
 def test_a_group_is_selected_once_its_shards_account_for_all_of_it() -> None:
