@@ -69,7 +69,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("client/test_imports.py",),
     ("client/test_wrong_inputs.py", "client/test_mutated_files.py"),
     ("client/test_interrupted_step.py",),
-    ("deploy/test_slurm.py", "deploy/test_kustomize.py"),
+    ("deploy/test_slurm.py", "deploy/test_kustomize.py", "deploy/test_helm.py"),
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),
 )
