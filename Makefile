@@ -40,8 +40,9 @@ test: $(STAMP)
 	$(PYTEST) -n $(JOBS) $(if $(SLOW),,-m "not slow") $(ARGS)
 test-all:
 	@$(MAKE) --no-print-directory test SLOW=1
+# Not pytest's own logging: before and after each test it goes through the thousands of loggers of torch and its like.
 test-pure: $(STAMP)
-	$(PYTEST) --pure -q --durations=0 --durations-min=1 $(ARGS)
+	$(PYTEST) --pure -q -p no:logging -n $(JOBS) --durations=0 --durations-min=1 $(ARGS)
 test-count: $(STAMP)
 	@$(BIN)/python -m tests.count
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 LARGEST = 2**63
 """Largest whole number in a configuration: more than any count, and as much as numpy and torch take."""
+
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that no file, column or name can have."""
 
 
 class ConfigError(Exception):
@@ -59,7 +65,6 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        validate_default=True,
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
@@ -69,19 +74,32 @@ class Section(BaseModel):
     def _values_are_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse what pydantic accepts: true as 1, NaN in the free-form options of a plug-in, and texts that no file,
         column or name can be."""
-        if isinstance(value, str) and ("\0" in value or any("\ud800" <= sign <= "\udfff" for sign in value)):
+        if isinstance(value, str) and _UNUSABLE.search(value):
             raise ValueError(f"{value!r} holds a character that no path or name can have (\\0, \\ud800); remove it")
         if isinstance(value, int) and abs(value) > LARGEST:
             shown = f"{str(value)[:30]}… ({len(str(abs(value)))} digits)"
             raise ValueError(f"{shown} is too large; give a number that fits into 64 bits")
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        members = set(typing.get_args(annotation)) or {annotation}  # of a union, or the one type
-        if isinstance(value, bool) and members & {int, float} and bool not in members:
+        if isinstance(value, bool) and _is_number(cls, str(info.field_name)):
             raise ValueError(f"{str(value).lower()} is not a number; write one")
-        bad = _not_finite(value) if typing.get_origin(annotation) is dict else None
-        if bad is not None:
-            raise ValueError(f"{bad} is refused: numbers must be finite")
+        if isinstance(value, dict | list | tuple) and _is_free_form(cls, str(info.field_name)):
+            bad = _not_finite(value)
+            if bad is not None:
+                raise ValueError(f"{bad} is refused: numbers must be finite")
         return value
+
+
+@functools.cache
+def _is_number(section: type[Section], field: str) -> bool:
+    """Whether a field takes a number and no true or false."""
+    annotation = section.model_fields[field].annotation
+    members = set(typing.get_args(annotation)) or {annotation}  # of a union, or the one type
+    return bool(members & {int, float}) and bool not in members
+
+
+@functools.cache
+def _is_free_form(section: type[Section], field: str) -> bool:
+    """Whether a field takes the options of a plug-in, which pydantic does not look into."""
+    return typing.get_origin(section.model_fields[field].annotation) is dict
 
 
 def _not_finite(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built with it
 HIDDEN = "(hidden)"
 _NAME = re.compile(
     r"token$|secret|password|passwd|passphrase|credential|api_?key|private_?key|authorization", re.IGNORECASE
@@ -30,7 +31,7 @@ def without_secrets(tree: Any) -> Any:
 def holds_secrets(config_yaml: str) -> bool:
     """Whether the text of a configuration has anything that `without_secrets` would hide."""
     try:
-        tree = yaml.safe_load(config_yaml)
+        tree = yaml.load(config_yaml, Loader=_LOADER)
     except yaml.YAMLError:
         return True  # it cannot be told
     return without_secrets(tree) != _plain(tree)

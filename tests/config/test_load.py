@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import TypeAdapter
 
+import pods_cluster.config
 from pods_cluster.config import Config, ConfigError, build_config, dump_config, load_config, parse_config
+from pods_cluster.config.base import Section
 
 BASE = """
 model: {path: some/model}
@@ -233,3 +238,22 @@ assert not heavy, heavy
     environment = os.environ | {"PYTHONPATH": root}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_default_is_what_validation_would_make_of_it() -> None:
+    """Defaults are not validated when a configuration is built."""
+    for module in pkgutil.iter_modules(pods_cluster.config.__path__):
+        importlib.import_module(f"pods_cluster.config.{module.name}")
+    sections, seen = [Section], 0
+    while sections:
+        section = sections.pop()
+        sections += section.__subclasses__()
+        for name, field in section.model_fields.items():
+            if field.is_required():
+                continue
+            default = field.get_default(call_default_factory=True)
+            kind: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+            made = TypeAdapter(kind).validate_python(default)
+            assert (made, type(made)) == (default, type(default)), f"{section.__name__}.{name}"
+            seen += 1
+    assert seen > 150
