@@ -61,7 +61,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings of a request. Training rollouts leave all but `temperature`, `max_tokens` and `seed` at their defaults.
+    """Sampling settings of a request. A completion ends at a token of `stop_token_ids`, or with the token that completes one of
+    `stop_strings`.
 
     `seed` is the run's. An engine derives one random stream for each rollout from (seed, group id, index), so that the
     same rollout can be made again on any worker.
@@ -74,6 +75,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     logprobs: bool = True
 
     @property

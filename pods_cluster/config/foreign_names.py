@@ -86,6 +86,8 @@ _BY_FIELD: dict[str, str] = {
     "learner.lora.target_modules": "lora_target_modules",
     "learner.advantage.normalize": "norm_adv_by_std_in_grpo",
     "learner.correction.cap": "tis_imp_ratio_cap vllm_importance_sampling_cap",
+    "generator.stop_strings": "stop stop_sequences",
+    "generator.stop_tokens": "stop_token_ids",
     "generator.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size",
     "generator.workers": "vllm_num_engines num_engines",
     "generator.max_sequences": "max_num_seqs",

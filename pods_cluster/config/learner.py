@@ -34,7 +34,8 @@ class CorrectionConfig(Section):
     without a gradient."""
 
     mode: Literal["auto", "on", "off"] = "auto"
-    """`auto`: on wherever numerics or weight versions can differ (vLLM, bfloat16, staleness above 0)."""
+    """`auto`: on wherever numerics, weight versions or distributions can differ (vLLM, bfloat16, staleness above 0, top_p,
+    top_k, min_p)."""
     cap: float = Field(default=2.0, gt=0)
     """C: largest factor."""
     mask: tuple[float, float] | None = None

@@ -30,17 +30,23 @@ class GeneratorConfig(Section):
     `rollouts_per_prompt` where that is a number."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Sampling temperature; the learner divides its logits by the same number."""
-    top_p: float = 1.0
-    """Must be 1 for training rollouts: the learner does not update a truncated distribution."""
-    top_k: int = -1
-    """Must be -1 (all) for training rollouts."""
-    min_p: float = 0.0
-    """Must be 0 for training rollouts."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the most probable tokens that have this probability together. Below 1 (and with the two below) engine
+    and learner have different distributions, so the importance correction is on: docs/algorithms.md."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Sample from so many of the most probable tokens; -1: all."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Sample from tokens with at least this share of the most probable one's probability."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest completion, in tokens; longer ones are cut and finish with `length`."""
     stop_tokens: list[str | int] = Field(default_factory=list)
     """Tokens that end a completion beside the model's own end tokens (its generation_config.json may name several): the
     text of a token, as `</answer>` where the model has it as one, or its id. The token belongs to the completion."""
+    stop_strings: list[str] = Field(default_factory=list)
+    """Texts that end a completion, of any number of tokens. The tokens up to the one that completes such a text are
+    trained, as they were sampled."""
+    include_stop_str_in_output: bool = False
+    """Whether the text that rewards get ends with the stop string (vLLM's option of this name), or before it."""
     max_sequences: int = Field(default=256, ge=1)
     """Rollouts in flight in one engine."""
     in_flight: int | Literal["auto"] = "auto"
@@ -92,6 +98,12 @@ class GeneratorConfig(Section):
         return tuple(int(token) for token in self.stop_tokens)
 
     @property
+    def cuts(self) -> dict[str, float]:
+        """Those of top_p, top_k and min_p that leave tokens out of the distribution that is sampled from."""
+        everything = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+        return {name: getattr(self, name) for name, value in everything.items() if getattr(self, name) != value}
+
+    @property
     def cards(self) -> float:
         """GPUs of one worker on a cluster that has GPUs; below 1 the worker shares its card."""
         return self.gpus_per_worker or float(self.tensor_parallel)
@@ -118,7 +130,7 @@ class GeneratorConfig(Section):
 
     @model_validator(mode="after")
     def _can_sample(self) -> GeneratorConfig:
-        refuse([*self._wrong_ranges(), *self._not_the_model_itself()])
+        refuse([*self._wrong_ranges(), *self._wrong_sampling()])
         return self
 
     def _wrong_ranges(self) -> Iterator[str]:
@@ -133,14 +145,11 @@ class GeneratorConfig(Section):
                 f"widen the range or set rollouts_per_prompt: auto"
             )
 
-    def _not_the_model_itself(self) -> Iterator[str]:
-        for name, everything in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
-            value = getattr(self, name)
-            if value != everything:
-                yield (
-                    f"{name}: {value} cuts the distribution that training rollouts are sampled from, so the learner's "
-                    f"probabilities would not be theirs; set {name}: {everything} (evaluation has its own settings)"
-                )
+    def _wrong_sampling(self) -> Iterator[str]:
+        if self.top_k == 0:
+            yield "top_k: 0 leaves no token to sample; give 1 or more, or -1 for all"
+        if "" in self.stop_strings:
+            yield f"stop_strings: {self.stop_strings} holds an empty text, which every completion has; leave it out"
         if self.engine != "vllm" and self.tensor_parallel != 1:
             yield f"tensor_parallel: {self.tensor_parallel} needs engine: vllm; the {self.engine} engine takes 1"
 

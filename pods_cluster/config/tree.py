@@ -124,9 +124,26 @@ class Config(Section):
             yield from problems_of(lambda: split_options(options, temperature))
         if self.generator.engine == "transformers":
             yield from wrong_options(self.generator.engine_options)
+        yield from self._impossible_cuts()
         yield from self._impossible_ranges()
         yield from self._impossible_settling()
         yield from self._impossible_cards()
+
+    def _impossible_cuts(self) -> Iterator[str]:
+        """Refuse cuts of the sampled distribution whose probabilities would not reach the learner."""
+        generator = self.generator
+        for name, value in generator.cuts.items():
+            cut = f"generator.{name}: {value:g} cuts the distribution that rollouts are sampled from"
+            if self.learner.correction.mode == "off":
+                yield f"{cut}, which learner.correction.mode: off would take for the learner's own; use auto or leave it out"
+            if generator.engine == "paced":
+                yield f"{cut}, and the paced engine has none; leave it out"
+            kept = generator.engine_options.get("logprobs", "engine")
+            if generator.engine == "vllm" and kept != "engine":
+                yield (
+                    f"{cut}, and generator.engine_options.logprobs: {kept} does not keep its log-probabilities; use "
+                    f"logprobs: engine or leave it out"
+                )
 
     def _impossible_cards(self) -> Iterator[str]:
         """Refuse divisions of cards that cannot work: NCCL refuses two processes on one card."""

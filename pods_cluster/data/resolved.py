@@ -35,6 +35,6 @@ def _id_of(text: str, tokenizer: PromptTokenizer, model: str) -> int:
     if len(ids) != 1:
         raise DataError(
             f"generator.stop_tokens: {text!r} is {len(ids)} tokens of {model!r} ({ids}), and a completion ends with one; name "
-            f"a text that is one token, or the id of one"
+            f"a text that is one token, or the id of one; generator.stop_strings takes any text"
         )
     return ids[0]

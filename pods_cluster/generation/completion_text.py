@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pods_cluster.generation.stop_strings import cut_at_stop
 from pods_cluster.types import FinishReason, Rollout
 
 if TYPE_CHECKING:
@@ -15,11 +16,15 @@ class CompletionText:
     """Decodes completions with their special tokens: tags such as `<think>` or a tool call may be special ones.
 
     Left out is what only ends a text: the end and padding tokens of the tokenizer at its end, and one special token that
-    ended the generation (a model may have several, such as `<|eot_id|>`), but for a closing tag such as `</answer>`.
+    ended the generation (a model may have several, such as `<|eot_id|>`), but for a closing tag such as `</answer>`; and
+    what follows one of `stop_strings`, with the string itself unless `include_stop`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = (), include_stop: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._stop_strings, self._include_stop = stop_strings, include_stop
         ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)
         self._ends = {int(token) for token in ends if isinstance(token, int)}
         special = {
@@ -32,7 +37,15 @@ class CompletionText:
     def of(self, rollouts: Sequence[Rollout]) -> list[str]:
         """Return the texts of completions, in their order."""
         shown = [self._shown(rollout) for rollout in rollouts]
-        return self._tokenizer.batch_decode(shown, skip_special_tokens=False, spaces_between_special_tokens=False)
+        texts = self._tokenizer.batch_decode(shown, skip_special_tokens=False, spaces_between_special_tokens=False)
+        if not self._stop_strings:
+            return texts
+        return [
+            cut_at_stop(text, self._stop_strings, self._include_stop)
+            if rollout.finish_reason is FinishReason.STOP
+            else text
+            for text, rollout in zip(texts, rollouts, strict=True)
+        ]
 
     def _shown(self, rollout: Rollout) -> list[int]:
         stop = len(rollout.token_ids)

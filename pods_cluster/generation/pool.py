@@ -71,8 +71,12 @@ class GeneratorPool(PoolCalls):
         sampling = SamplingParams(
             temperature=config.temperature,
             max_tokens=config.max_tokens,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
             seed=self.config.run.seed,
             stop_token_ids=config.stop_ids,
+            stop_strings=tuple(config.stop_strings),
         )
         for portion in portions:
             if portion.start:  # the earlier ones have all come back

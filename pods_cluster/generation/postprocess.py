@@ -7,14 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.scoring import Score, ScoreRequest, ScorerPool
 from pods_cluster.types import FinishReason, Prompt, Rollout
-
-if TYPE_CHECKING:  # the controller names the worker's class and needs none of what its engine imports
-    from transformers import PreTrainedTokenizerBase
 
 Done = Callable[[Rollout], None]
 
@@ -28,12 +24,12 @@ class Postprocessor:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        text: CompletionText,
         scorers: ScorerPool,
         done: Done,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._text = CompletionText(tokenizer)
+        self._text = text
         self._scorers = scorers
         self._done = done
         self._failed = failed

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pods_cluster.config import Config
+from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.eval_requests import CurrentEvaluation, Evaluation
@@ -110,8 +111,10 @@ class GeneratorWorker:
                     scorers.result().close()
                 raise
             self._scorers = scorers.result()
+        generator = self.config.generator
+        text = CompletionText(tokenizer, generator.stop_strings, generator.include_stop_str_in_output)
         self._postprocessor = Postprocessor(
-            tokenizer, self._scorers, self._take_scored, lambda error: self._fail("finishing rollouts", error)
+            text, self._scorers, self._take_scored, lambda error: self._fail("finishing rollouts", error)
         )
         return engine
 

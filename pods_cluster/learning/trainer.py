@@ -32,7 +32,8 @@ def correction_is_on(config: Config) -> bool:
     mode = config.learner.correction.mode
     if mode != "auto":
         return mode == "on"
-    return config.generator.engine == "vllm" or config.model.dtype != "float32" or config.staleness > 0
+    generator = config.generator
+    return generator.engine == "vllm" or config.model.dtype != "float32" or config.staleness > 0 or bool(generator.cuts)
 
 
 def loss_settings(config: Config) -> LossSettings:

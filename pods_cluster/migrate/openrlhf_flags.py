@@ -56,6 +56,7 @@ def translate_openrlhf(given: Mapping[str, Any]) -> Translation:
     copy("actor.adam.lr", "learner.learning_rate", default=take("actor_learning_rate"))
     copy("actor.adam.weight_decay", "learner.weight_decay", default=take("l2"))
     copy("rollout.temperature", "generator.temperature", default=take("temperature"))
+    copy("rollout.top_p", "generator.top_p", default=take("top_p"))
     clip = take("actor.eps_clip", "eps_clip", default=0.2)
     bounds = take("actor.eps_clip_low_high", "eps_clip_low_high", default=[clip, clip])
     fields["learner.clip_low"], fields["learner.clip_high"] = bounds

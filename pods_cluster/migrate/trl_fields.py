@@ -174,9 +174,18 @@ def _sampling(told: Translation, has_gpu: bool) -> None:
         fields["learner.correction.mode"] = "off"
     if cap is not None:
         fields["learner.correction.cap"] = cap
-    told.drop(
-        "generation_kwargs", "sampling is what the configuration says (docs/config.md, generator)", unless=(None, {})
-    )
+    told.take("generation_kwargs")  # arguments of vLLM's SamplingParams, or of transformers' generate
+    inner = Translation(told.settings.get("generation_kwargs") or {})
+    for names in (("stop", "stop_strings"), ("stop_token_ids",)):
+        if (texts := inner.take(*names)) is not None:
+            field = "generator.stop_tokens" if names == ("stop_token_ids",) else "generator.stop_strings"
+            fields[field] = [texts] if isinstance(texts, str | int) else list(texts)
+    inner.copy("include_stop_str_in_output", "generator.include_stop_str_in_output")
+    inner.finish({})
+    fields.update(inner.fields)
+    told.left_out += [
+        type(item)(f"generation_kwargs.{item.name}", item.value, item.reason, item.matters) for item in inner.left_out
+    ]
     evaluated = told.take("num_generations_eval")
     if evaluated is not None:
         fields["run.eval.samples"] = evaluated

@@ -117,6 +117,8 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     _kl(told)
     _length(told, rows)
     copy("actor_rollout_ref.rollout.temperature", "generator.temperature")
+    copy("actor_rollout_ref.rollout.top_p", "generator.top_p")
+    copy("actor_rollout_ref.rollout.top_k", "generator.top_k")
     engine = take("actor_rollout_ref.rollout.name")
     fields["generator.engine"] = "transformers" if engine == "hf" else "vllm"
     if engine not in ("vllm", "hf"):

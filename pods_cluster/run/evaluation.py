@@ -31,7 +31,10 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
     settings, seed = config.run.eval, config.run.seed
     max_tokens = settings.max_tokens or config.generator.max_tokens
     stops = config.generator.stop_ids
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=seed, stop_token_ids=stops, logprobs=False)
+    strings = tuple(config.generator.stop_strings)
+    greedy = SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, seed=seed, stop_token_ids=stops, stop_strings=strings, logprobs=False
+    )
     rows = await pool.evaluate(prompts, greedy, 1)
     values = {"eval/rows": float(len(prompts))}
     correct = [flags for row in rows if (flags := _correct(row, config))]
@@ -46,6 +49,7 @@ async def evaluate(pool: Generators, prompts: Sequence[Prompt], config: Config) 
             max_tokens=max_tokens,
             seed=seed,
             stop_token_ids=stops,
+            stop_strings=strings,
             logprobs=False,
         )
         rows = await pool.evaluate(prompts, sampled, settings.samples)

@@ -29,7 +29,11 @@ FREE_TEXTS = {"data.system"}
 """Texts that may be empty."""
 
 
-LISTS: dict[str, tuple[Any, ...]] = {"generator.stop_tokens": ([], ["a"], [5]), "data.mix": ([],)}
+LISTS: dict[str, tuple[Any, ...]] = {
+    "generator.stop_tokens": ([], ["a"], [5]),
+    "generator.stop_strings": ([], ["a"]),
+    "data.mix": ([],),
+}
 """What a list may hold, of what other lists refuse."""
 
 
@@ -177,7 +181,8 @@ CONTRADICTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("learner.kernels", {"learner.kernels": "compile", "learner.zero_stage": 3}),
     ("learner.correction.mask", {"learner.correction": {"mask": [1.5, 2.0]}}),
     ("learner.betas", {"learner.betas": [0.9, 1.0]}),
-    ("generator.top_p", {"generator.top_p": 0.9}),
+    ("generator.top_p", {"generator.top_p": 0.9, "learner.correction": {"mode": "off"}}),
+    ("generator.top_k", {"generator.top_k": 0}),
     ("generator.engine_options.device", {"generator.engine": "transformers", "generator.engine_options": {"device": 5}}),
     ("generator.engine_options.kv_cache", {"generator.engine": "transformers", "generator.engine_options": {"kv_cache": 5}}),
     ("generator.engine_options.logprobs", {"generator.engine": "vllm", "generator.engine_options": {"logprobs": 5}}),

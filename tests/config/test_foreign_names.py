@@ -98,9 +98,9 @@ def test_a_whole_section_of_another_trainer() -> None:
 
 
 def test_rules_between_fields_are_told_beside_refused_fields() -> None:
-    lines = problems("learner.zero_stage=9", "selector.keep=65", "learner.warmup_steps=101", "generator.top_p=0.9",
-                     "generator.top_k=5", "run.nmae=x", "nonsense")  # fmt: skip
-    starts = ["'nonsense'", "learner.zero_stage: 9", "run.nmae", "generator.top_p: 0.9", "generator.top_k: 5"]
+    lines = problems("learner.zero_stage=9", "selector.keep=65", "learner.warmup_steps=101", "generator.top_k=0",
+                     "generator.stop_strings=['']", "run.nmae=x", "nonsense")  # fmt: skip
+    starts = ["'nonsense'", "learner.zero_stage: 9", "run.nmae", "generator.top_k: 0", "generator.stop_strings: ['']"]
     starts += ["selector.keep: 65", "learner.warmup_steps: 101"]
     assert len(lines) == len(starts)
     for start in starts:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -16,6 +18,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -42,6 +45,23 @@ _SIZES = {
     # random weights of the usual scale give an almost uniform distribution, which would hide errors
     "initializer_range": 0.3,
 }
+
+
+def three_letter_tokenizer() -> PreTrainedTokenizerFast:
+    """Each of the models' tokens is three letters, so that a text may begin and end inside of them."""
+    texts = ["".join(letters) for letters in itertools.product("abcd", repeat=3)][:VOCABULARY]
+    backend = Tokenizer(models.WordLevel({text: index for index, text in enumerate(texts)}, unk_token=texts[0]))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+
+
+def first_end(made: PreTrainedTokenizerFast, ids: list[int], strings: Sequence[str]) -> int | None:
+    """The number of tokens with which one of `strings` is whole, from the whole text at each token."""
+    for count in range(1, len(ids) + 1):
+        text = made.decode(ids[:count], skip_special_tokens=False, spaces_between_special_tokens=False)
+        if any(string in text for string in strings):
+            return count
+    return None
 
 
 def _qwen2() -> PreTrainedModel:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pods_cluster.generation.engines.sampling import restrict
 from pods_cluster.learning.loss import GrpoLoss, LossSettings
 from pods_cluster.learning.step_metrics import TokenStats, step_metrics
 from tests.law import law
@@ -218,3 +219,33 @@ def test_parts_of_a_batch_add_up_to_the_whole():
     per_batch = {"clip_ratio/low_min", "clip_ratio/high_max"}  # of micro-batches, by definition
     for name in whole.keys() - per_batch:
         assert pieces[name] == pytest.approx(whole[name], rel=1e-5), name
+
+
+@law(50)
+@given(
+    st.lists(numbers, min_size=2, max_size=9),
+    st.floats(0.05, 1.0),
+    st.integers(1, 9),
+    st.floats(0.0, 0.9),
+    st.integers(0, 10**6),
+)
+def test_what_is_sampled_from_a_cut_distribution_teaches_the_policy_itself(scores, top_p, top_k, min_p, seed):
+    """Expected over the cut distribution q, the gradient is that of sum_v pi(v) A(v) over the tokens v that the cut leaves:
+    the correction pi / q is their probability together, whatever was cut."""
+    logits = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
+    rows = (torch.tensor([[value]]) for value in (top_p, top_k, min_p))
+    engine = torch.log_softmax(restrict(logits.detach()[None], *rows), -1)[0]
+    kept = torch.isfinite(engine)
+    advantages = torch.randn(len(scores), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    log_probs = torch.log_softmax(logits, -1)
+    loss = GrpoLoss(
+        None,
+        engine[kept],
+        None,
+        advantages[kept],
+        engine[kept].exp(),
+        LossSettings(correction=True, correction_cap=2.0),
+    )
+    (found,) = torch.autograd.grad(loss.token_losses(log_probs[kept]).sum(), logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad(-(log_probs.exp() * advantages)[kept].sum(), logits)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)

@@ -131,6 +131,16 @@ def test_cispo_bounds_the_ratio_itself() -> None:
     assert (learner.objective, learner.loss, learner.clip_high) == ("cispo", "token_mean", 4.0)
 
 
+def test_cuts_of_the_distribution_and_stop_strings() -> None:
+    generator = config_of(
+        top_p=0.9, top_k=50, min_p=0.01, generation_kwargs={"stop": ["</answer>"], "include_stop_str_in_output": True}
+    ).generator
+    assert (generator.top_p, generator.top_k, generator.min_p) == (0.9, 50, 0.01)
+    assert (generator.stop_strings, generator.include_stop_str_in_output) == (["</answer>"], True)
+    generator = config_of(generation_kwargs={"stop": "END", "stop_token_ids": [5]}).generator
+    assert (generator.stop_strings, generator.stop_tokens) == (["END"], [5])
+
+
 def test_pods_is_one_setting_more() -> None:
     config = config_of(
         num_generations=16, per_device_train_batch_size=16, config={"selector": {"keep": 4}, "run.steps": 7}
@@ -148,7 +158,7 @@ def test_what_has_no_part_is_told_and_what_changes_the_run_is_refused() -> None:
     assert "loss_type: 'sapo': learner.loss has no such value" in text
     assert "num_iterations: 4: a batch is trained once here" in text
     with pytest.raises(ConfigError, match=r"generator\.top_p: 0\.9 cuts the distribution"):
-        config_of(top_p=0.9)
+        config_of(top_p=0.9, vllm_importance_sampling_correction=False)
     with pytest.raises(TypeError, match="no setting 'num_generation'; did you mean 'num_generations'"):
         GRPOConfig(num_generation=4)
 

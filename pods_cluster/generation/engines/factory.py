@@ -52,6 +52,7 @@ def _transformers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
         max_sequences=config.generator.max_sequences,
         kv_bytes=None if gigabytes is None else int(gigabytes * 2**30),
         prefill_tokens=int(options.get("prefill_tokens", 4096)),
+        tokenizer=tokenizer,
     )
 
 

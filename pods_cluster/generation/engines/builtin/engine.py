@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pods_cluster.generation.engine import (
     EngineError,
@@ -34,6 +34,7 @@ from pods_cluster.generation.engines.builtin.teacher_forcing import score
 from pods_cluster.generation.engines.cache_memory import KVBudget
 from pods_cluster.generation.engines.sampling import sample
 from pods_cluster.generation.engines.weight_receiving import WeightReceiving
+from pods_cluster.generation.stop_strings import StopStringsByRequest
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest
 from pods_cluster.weights.fingerprint import fingerprints
 from pods_cluster.weights.protocol import WeightUpdate
@@ -43,7 +44,8 @@ class TransformersEngine(WeightReceiving):
     """`Engine` over a Hugging Face causal LM.
 
     `end_ids` end a completion (each request may add its own), at most `max_sequences` rollouts decode at once, their
-    cache within `kv_bytes`; prompts are computed in batches of up to `prefill_tokens` tokens.
+    cache within `kv_bytes`; prompts are computed in batches of up to `prefill_tokens` tokens. `tokenizer`: for requests
+    with stop strings.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class TransformersEngine(WeightReceiving):
         max_sequences: int = 256,
         kv_bytes: int | None = None,
         prefill_tokens: int = 4096,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         super().__init__(model.device)
         self._model = model
@@ -66,6 +69,7 @@ class TransformersEngine(WeightReceiving):
         self._waiting = AdmissionQueue(self._budget)
         self._keys: set[str] = set()
         self._aborted: set[str] = set()
+        self._stop_strings = StopStringsByRequest(tokenizer)
         self._stops: dict[tuple[int, ...], int] = {}
         self._stop_table = np.zeros((0, self._forward.vocabulary), bool)
         self._end_ids = tuple(end_ids)
@@ -81,6 +85,7 @@ class TransformersEngine(WeightReceiving):
         keys = set()
         for request in requests:
             check_request(request, self._forward.context, self._forward.vocabulary)
+            self._stop_strings.of(request.sampling.stop_strings)
             self._budget.check(request.key, len(request.prompt_ids) + request.sampling.max_tokens)
             if request.key in self._keys or request.key in keys:
                 raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
@@ -172,7 +177,7 @@ class TransformersEngine(WeightReceiving):
         )
         table.append_tokens(rows, tokens, logprobs, self.version)
         self._stats["generated_tokens"] += len(tokens)
-        stopped = self._stop_table[table.stop_class[rows], tokens]
+        stopped = self._stop_table[table.stop_class[rows], tokens] | self._stop_strings.ended(table.completions(rows))
         full = table.length[rows] >= table.limit[rows]
         if (ended := stopped | full).any():
             reasons = [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[ended]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,11 @@ class RowTable:
         self.first_version[rows][fresh] = version
         self.last_version[rows] = version
         self.length[rows] += 1
+
+    def completions(self, rows: slice) -> Iterator[tuple[tuple[str, ...], Int64[np.ndarray, " tokens"]]]:
+        """The stop strings and the tokens made so far of each of `rows`."""
+        for row in range(rows.start, rows.stop):
+            yield self.requests[row].sampling.stop_strings, self.ids[row, self.prompt_length[row] : self.length[row]]
 
     def rollout(self, row: int, reason: FinishReason, version: int) -> Rollout:
         """The row as a rollout; `version` names the weights of a row that has no token yet."""

@@ -34,6 +34,7 @@ from pods_cluster.generation.engines.vllm.requests import (
 )
 from pods_cluster.generation.engines.vllm.start import import_vllm, prepare_environment, start_core
 from pods_cluster.generation.engines.vllm.worker_calls import WorkerWeights
+from pods_cluster.generation.stop_strings import StopStringsByRequest
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
 
@@ -70,19 +71,30 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
             "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
             "generator.engine_options.seeded: engine (rollouts cannot be made again then)"
         )
-    return VllmEngine(core, options, end_token_ids(config, tokenizer), generator.max_sequences)
+    return VllmEngine(core, options, end_token_ids(config, tokenizer), generator.max_sequences, tokenizer)
 
 
 class VllmEngine:
-    """`Engine` over a vLLM core. `end_ids` end a completion; each request may add its own."""
+    """`Engine` over a vLLM core. `end_ids` end a completion; each request may add its own.
 
-    def __init__(self, core: Core, options: VllmOptions, end_ids: Sequence[int], max_sequences: int) -> None:
+    `tokenizer`: for requests with stop strings.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        options: VllmOptions,
+        end_ids: Sequence[int],
+        max_sequences: int,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         self.version = -1
         self.closed = False
         self.options = options
         self._core = core
         self._end_ids = tuple(end_ids)
         self._max_sequences = max_sequences
+        self._stop_strings = StopStringsByRequest(tokenizer)
         self._by_key: dict[str, RunningRequest] = {}
         self._by_id: dict[str, RunningRequest] = {}
         self._finished: list[Rollout] = []
@@ -113,14 +125,15 @@ class VllmEngine:
             if request.key in self._by_key or request.key in keys:
                 raise EngineError(f"request {request.key}: already in flight; give each rollout its own index")
             keys.add(request.key)
-        for request in requests:
+        stops = [self._stop_strings.of(request.sampling.stop_strings) for request in requests]
+        for request, stop_strings in zip(requests, stops, strict=True):
             sampling = request.sampling
             seed = None
             if self.options.seeded == "per_request":
                 seed = stream_key(sampling.seed, request.group, request.index) >> 1
             wanted = sampling.logprobs and self.options.logprobs == "engine"
             params = make_params(sampling, (*self._end_ids, *sampling.stop_token_ids), seed, wanted)
-            running = RunningRequest(request, self._request_id(request.key), wanted, self.version)
+            running = RunningRequest(request, self._request_id(request.key), wanted, self.version, stop_strings)
             prompt = prompts.setdefault(request.prompt_ids, list(request.prompt_ids))
             self._core.add(make_request(running.request_id, prompt, params))
             self._by_key[request.key] = self._by_id[running.request_id] = running
@@ -186,6 +199,8 @@ class VllmEngine:
             if output.events and preempted(output):
                 counts["preemptions"] += not running.preempted_by_update
                 running.preempted_by_update = False
+            if new and self._ended_by_a_string(running):
+                continue
             if output.finish_reason is not None:
                 self._end(running, finish_reason(str(output.finish_reason)))
         self._warn()
@@ -204,9 +219,18 @@ class VllmEngine:
             if logprobs is not None and running.logprobs is not None:
                 running.logprobs.append(logprobs[index])
             self._counts["generated_tokens"] += 1
+            self._ended_by_a_string(running)
         for name, reason in ended.items():
             if (running := by_id.get(name)) is not None:
                 self._end(running, finish_reason(reason))
+
+    def _ended_by_a_string(self, running: RunningRequest) -> bool:
+        """End a rollout whose last token completes a stop string: the core knows no text, and would go on."""
+        if not running.ends_in_a_string:
+            return False
+        self._core.abort([running.request_id])
+        self._end(running, FinishReason.STOP)
+        return True
 
     def _end(self, running: RunningRequest, reason: FinishReason) -> None:
         del self._by_key[running.request.key], self._by_id[running.request_id]

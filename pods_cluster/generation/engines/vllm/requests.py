@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.stop_strings import StopStrings
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest, SamplingParams, spans_of
 
 
@@ -25,19 +26,33 @@ class RunningRequest:
         "preempted_by_update",
         "request",
         "request_id",
+        "stop_strings",
         "token_ids",
         "updates",
     )
 
-    def __init__(self, request: RolloutRequest, request_id: str, logprobs: bool, version: int) -> None:
+    def __init__(
+        self,
+        request: RolloutRequest,
+        request_id: str,
+        logprobs: bool,
+        version: int,
+        stop_strings: StopStrings | None = None,
+    ) -> None:
         self.request = request
         self.request_id = request_id
         self.token_ids: list[int] = []
         self.logprobs: list[float] | None = [] if logprobs else None
         self.first_version = self.last_version = version
         self.updates: list[tuple[int, int]] = []
+        self.stop_strings = stop_strings
         self.preempted_by_update = False
         """Its next pre-emption is a weight update's, not for want of room."""
+
+    @property
+    def ends_in_a_string(self) -> bool:
+        """Whether its last token completes a stop string."""
+        return self.stop_strings is not None and self.stop_strings.ends(self.token_ids)
 
     def updated(self, version: int) -> None:
         """New weights came in place of `version`: its keys and values are made again from its first token on."""
@@ -82,7 +97,7 @@ def make_request(request_id: str, prompt_ids: list[int], params: Any) -> Any:
 
 
 def make_params(sampling: SamplingParams, end_ids: Sequence[int], seed: int | None, logprobs: bool) -> Any:
-    """vLLM's parameters: one completion that ends at any of `end_ids`; no text, no stop strings."""
+    """vLLM's parameters: one completion that ends at any of `end_ids`; no text. Stop strings are ours."""
     return compat.SamplingParams(
         n=1,
         temperature=sampling.temperature,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from transformers import PreTrainedModel
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.types import FinishReason, GroupId, Rollout, RolloutRequest, SamplingParams
-from tests.generation.conftest import ARCHITECTURES, CONTEXT, EOS, VOCABULARY, build
+from tests.generation.conftest import (
+    ARCHITECTURES,
+    CONTEXT,
+    EOS,
+    VOCABULARY,
+    build,
+    first_end,
+    three_letter_tokenizer,
+)
 
 
 def make_engine(model: PreTrainedModel, **options: int) -> TransformersEngine:
@@ -22,8 +31,8 @@ def make_engine(model: PreTrainedModel, **options: int) -> TransformersEngine:
     return engine
 
 
-def request(row: int, index: int, prompt: tuple[int, ...], **sampling: float) -> RolloutRequest:
-    params = SamplingParams(**{"max_tokens": 24, "seed": 7, **sampling})  # type: ignore[arg-type]
+def request(row: int, index: int, prompt: tuple[int, ...], **sampling: Any) -> RolloutRequest:
+    params = SamplingParams(**{"max_tokens": 24, "seed": 7, **sampling})
     return RolloutRequest(GroupId(0, row), index, prompt, params)
 
 
@@ -149,6 +158,29 @@ def test_mixed_sampling_in_one_batch(model: PreTrainedModel) -> None:
             expected = torch.log_softmax(top.values[step], -1)[top.indices[step].tolist().index(token)]
             assert rollout.logprobs is not None
             assert rollout.logprobs[step] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_stop_string_ends_a_rollout_inside_a_token_and_leaves_its_log_probabilities(model: PreTrainedModel) -> None:
+    made = three_letter_tokenizer()
+    whole = run(make_engine(model), [request(row, i, p) for row, p in enumerate(prompts(6)) for i in range(4)])
+    # the last letter of a token and three of the next, or two and two
+    places = [("0.1.0/1", 2), ("0.2.0/2", 4), ("0.3.0/3", 8)]
+    strings = tuple(made.decode(whole[key].token_ids)[place : place + 4] for key, place in places)
+    engine = TransformersEngine(model, [EOS], max_sequences=5, tokenizer=made)
+    engine.version = 0
+    mixed = [
+        request(row, i, p, stop_strings=strings if i else ()) for row, p in enumerate(prompts(6)) for i in range(4)
+    ]
+    cut = run(engine, mixed)
+    shorter = 0
+    for item in mixed:
+        before, after = whole[item.key], cut[item.key]
+        end = first_end(made, before.token_ids, item.sampling.stop_strings)
+        assert after.token_ids == before.token_ids[:end]
+        assert after.logprobs == pytest.approx(before.logprobs[:end] if before.logprobs else None, abs=1e-4)
+        assert after.finish_reason is (before.finish_reason if end is None else FinishReason.STOP)
+        shorter += len(after.token_ids) < len(before.token_ids)
+    assert shorter >= 3
 
 
 def test_finish_reasons_and_the_end_token(model: PreTrainedModel) -> None:

@@ -20,12 +20,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from pods_cluster.config import Config
 from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.engines.sampling import restrict
 from pods_cluster.generation.packed_rollouts import unpack
+from pods_cluster.generation.stop_strings import StopStringsByRequest
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError
-from tests.generation.conftest import EOS, VOCABULARY
+from tests.generation.conftest import EOS, VOCABULARY, first_end, three_letter_tokenizer
 from tests.generation.learner import Learner
+from tests.generation.test_stop_strings import CUTS
 
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
@@ -323,6 +326,48 @@ def test_stop_tokens_and_cuts_of_an_evaluation(engine: VllmEngine) -> None:
     narrow = run(engine, [request(1, index, top_k=1, logprobs=False) for index in range(3)])
     assert all(r.token_ids == tokens[: len(r.token_ids)] for r in narrow)
     assert run(engine, [request(2, top_p=1e-4, min_p=0.1, logprobs=False)])[0].token_ids == tokens
+
+
+def test_the_log_probabilities_of_a_cut_distribution_are_those_of_what_was_left(engine: VllmEngine) -> None:
+    model = build("tied")
+    for rollout in run(engine, [request(0, index, top_k=6, top_p=0.8, min_p=0.05) for index in range(3)]):
+        with torch.inference_mode():
+            scores = model(torch.tensor([[*PROMPT, *rollout.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+        cut = restrict(scores, *(torch.tensor([[value]]).expand(len(scores), 1) for value in (0.8, 6, 0.05)))
+        expected = torch.log_softmax(cut, -1).gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+        assert (cut == -torch.inf).any()
+        assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_stop_string_ends_a_rollout_inside_a_token(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = three_letter_tokenizer()
+    monkeypatch.setattr(engine, "_stop_strings", StopStringsByRequest(made))
+    rows = [(row, index) for row in range(3) for index in range(4)]  # more than fit at once
+    whole = run(engine, [request(*row) for row in rows])
+    text = made.decode(whole[1].token_ids)
+    strings = (text[2:6], "dadab")
+    before = engine.stats()
+    requests = [request(row, index, stop_strings=strings if index else ()) for row, index in rows]
+    cut = run(engine, requests)
+    for item, long, short in zip(requests, whole, cut, strict=True):
+        end = first_end(made, long.token_ids, item.sampling.stop_strings)
+        assert short.token_ids == long.token_ids[:end]
+        assert short.logprobs == pytest.approx(long.logprobs[:end] if long.logprobs else None, abs=1e-4)
+        assert short.finish_reason is (long.finish_reason if end is None else FinishReason.STOP)
+    assert len(cut[1].token_ids) < len(whole[1].token_ids)
+    after = engine.stats()
+    assert (after.finished - before.finished, after.aborted - before.aborted) == (len(rows), 0)
+    assert after.generated_tokens - before.generated_tokens == sum(len(rollout.token_ids) for rollout in cut)
+    assert (after.running, after.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(("text", "strings", "without", "whole"), CUTS)
+def test_vllm_cuts_the_text_where_we_do(text: str, strings: list[str], without: str, whole: str) -> None:
+    from vllm.v1.engine.detokenizer import check_stop_strings
+
+    for include, expected in ((False, without), (True, whole)):
+        found = check_stop_strings(text, len(text), strings, include)
+        assert text[: len(text) if found is None or found[1] == -1 else found[1]] == expected
 
 
 @pytest.mark.parametrize(
