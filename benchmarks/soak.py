@@ -1,12 +1,13 @@
-"""A long run of the quickstart in which something fails every so many steps, by a seeded schedule over all kinds of fault.
+"""A long run of a small model in which something fails every so many steps, by a seeded schedule over all kinds of fault.
 
-    make quickstart; python -m benchmarks.soak --steps 2000 --every 20 --baseline
+    python -m benchmarks.soak --steps 2000 --faults-every 20 --baselines 3 --minutes 20 --model DIR --train FILE --test FILE
 
 The faults are done to the processes of a `pods train` of its own, from outside. Written down: what each fault cost until the
-second step after it, how the run ended, how the memory of each process grew, and what was left when it had ended. With
-`--baseline` the same run is made without faults too, to compare the reward at the end; with `--exact`, which leaves generators
-and scorers alone, both have the same weights at `staleness: 0` on a CPU, bit for bit.
-Writes `benchmarks/results/soak.json`.
+second step after it, how the run ended, how memory and handles of its processes grew, and what was left when it had ended.
+The baselines are the same run without faults, from this seed and the next ones, side by side with it: they say how far
+accuracies lie apart without faults. With `--exact`, which does only what leaves no trace in the weights, run and first baseline
+have the same weights at `staleness: 0` on a CPU, bit for bit. Without `--model` the quickstart's is made (a minute or two).
+Writes `benchmarks/results/soak.json` after each fault, so that a soak that is cut off tells what it has seen.
 """
 
 from __future__ import annotations
@@ -15,287 +16,243 @@ import argparse
 import json
 import os
 import random
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
-
+from benchmarks._faulted_run import Fault, FaultedRun, shared_memory_left
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
-from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
-from pods_cluster.telemetry.step_record import drop_superseded
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
-TITLES = {
-    "generator": "ray::GeneratorWorker",
-    "learner": "ray::LearnerRank",
-    "selector": "ray::SelectorActor",
-    "controller": "ray::Controller",
-    "scorer": "scorer_main",
-}
-"""By what a process of each role is known: its title, or a part of its command line."""
-KINDS = tuple((role, signal.SIGKILL) for role in TITLES)
-EXACT = ("learner", "selector", "controller")
+KILLS = (
+    *(Fault(role) for role in ("generator", "learner", "selector", "controller", "scorer")),
+    Fault("generator", all=True),
+    Fault("learner", all=True),
+    Fault("command"),
+    Fault("command", "end"),
+)
+SLOW = (*(Fault(role, "stop") for role in ("generator", "learner", "selector", "controller", "scorer")), Fault("gcs"))
+"""What is noticed by silence, after some seconds; one of these each round."""
+EXACT = ("learner", "selector", "controller", "command")
 """What fails without a trace in the weights: all else goes on from a state, with the same random streams. A lost generator's
 groups come again as other attempts, and a killed scorer's reward is left out."""
-STOPS = (("learner", signal.SIGSTOP), ("selector", signal.SIGSTOP), ("controller", signal.SIGSTOP))
-"""Hung processes: noticed after half a minute and more."""
-LOOK_SECONDS = 0.05
-SAMPLE_SECONDS = 5.0
-FIRST_SECONDS = 30.0
-"""Life of a process whose growth is not looked at: it still takes in what it needs."""
-SAMPLES = 6
-GONE_SECONDS = 20.0
-
-
-class Soak:
-    """One `pods train` and what is done to it."""
-
-    def __init__(self, folder: Path, name: str, overrides: Sequence[str]) -> None:
-        self.folder = RunFolder(folder / name)
-        command = [sys.executable, "-m", "pods_cluster.client.cli", "train", "--plain", str(CONFIG), *overrides]
-        self.log = folder / f"{name}.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, f"run.dir={folder}", f"run.name={name}", "cluster.address=local"],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self.seen: dict[int, psutil.Process] = {}
-        self.memory: dict[int, tuple[str, list[tuple[float, float]]]] = {}
-        self.handles: list[tuple[float, float]] = []
-        self._sampled_at = 0.0
-        self._began = time.monotonic()
-        self._steps: list[dict[str, Any]] = []
-        self._offset = 0
-
-    def faults(self, schedule: Sequence[tuple[int, str, signal.Signals]], limit: float) -> list[dict[str, Any]]:
-        """Do each fault once its step is made; what each cost. Raises RuntimeError when the run stands still."""
-        done = []
-        for step, role, number in schedule:
-            if not self.wait_for_step(step, limit):
-                break
-            there = self._made()
-            if (victim := self.newest(TITLES[role])) is None:
-                continue
-            victim.send_signal(number)
-            began = time.monotonic()
-            self._wait(lambda there=there: self._made() > there + 1, limit)
-            done.append({"step": step, "role": role, "signal": number.name, "seconds": time.monotonic() - began})
-            print(done[-1], flush=True)
-        return done
-
-    def wait_for_step(self, step: int, limit: float) -> bool:
-        """Wait until the run has made this step; false where the command has ended before."""
-        return self._wait(lambda: self._standing() >= step, limit)
-
-    def end(self, limit: float) -> int:
-        """Wait for the end of the command; its exit code."""
-        self._wait(lambda: False, limit)
-        return self.process.wait()
-
-    def leftovers(self) -> list[str]:
-        """Processes of the run that are there after its end."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while (left := [process for process in self.seen.values() if lives(process)]) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        return [_title(process) for process in left]
-
-    def growth(self) -> dict[str, dict[str, float]]:
-        """MiB an hour by which the processes of each role grew, median and largest, over those that lived long enough."""
-        slopes: dict[str, list[float]] = defaultdict(list)
-        for role, samples in self.memory.values():
-            late = [(at, size) for at, size in samples if at - samples[0][0] >= FIRST_SECONDS]
-            if len(late) >= SAMPLES:
-                at, size = np.array(late).T
-                slopes[role].append(float(np.polyfit(at / 3600, size / 2**20, 1)[0]))
-        return {
-            role: {"processes": len(each), "median": statistics.median(each), "largest": max(each)}
-            for role, each in sorted(slopes.items())
-        }
-
-    def _wait(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Look until the condition holds (True) or the command has ended (False)."""
-        deadline = time.monotonic() + limit
-        while self.process.poll() is None:
-            self._read()
-            if condition():
-                return True
-            self._sample_when_due()
-            if time.monotonic() > deadline:
-                self.process.kill()
-                raise RuntimeError(f"the run stands still for {limit:g} s at step {self._standing()}; see {self.log}")
-            time.sleep(LOOK_SECONDS)
-        return False
-
-    def _read(self) -> None:
-        with suppress(FileNotFoundError), self.folder.metrics.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                record = json.loads(line)
-                if "timing_s/step" in record or "marker" in record:
-                    self._steps.append(record)
-
-    def _made(self) -> int:
-        return sum("marker" not in record for record in self._steps)
-
-    def _standing(self) -> int:
-        return max((record["step"] for record in drop_superseded(self._steps)), default=0)
-
-    def _sample_when_due(self) -> None:
-        if time.monotonic() - self._sampled_at >= SAMPLE_SECONDS:
-            self.sample()
-
-    def sample(self) -> None:
-        """Note every process of the run and its memory."""
-        self._sampled_at = now = time.monotonic()
-        with suppress(psutil.Error):
-            command = psutil.Process(self.process.pid)
-            self.handles.append((now, command.num_fds()))
-            for process in [command, *command.children(recursive=True)]:
-                with suppress(psutil.Error):
-                    self.seen[process.pid] = process
-                    role = _role(process)
-                    _, samples = self.memory.setdefault(process.pid, (role, []))
-                    samples.append((now - self._began, process.memory_info().rss))
-
-    def newest(self, title: str) -> psutil.Process | None:
-        """The newest process of the run that has this in its title or its command line."""
-        found = []
-        with suppress(psutil.Error):
-            for process in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    self.seen[process.pid] = process
-                    if title in _title(process):
-                        found.append((process.create_time(), process.pid, process))
-        return max(found)[2] if found else None
-
-
-def _title(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return "gone"
-
-
-def _role(process: psutil.Process) -> str:
-    title = _title(process)
-    found = next((role for role, part in TITLES.items() if part in title), None)
-    if found is not None:
-        return found
-    return "pods train" if "pods_cluster.client.cli" in title else "Ray"
-
-
-def lives(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+QUICK = (
+    "generator.workers=2",
+    "generator.rollouts_per_prompt=8",
+    "selector.keep=4",
+    "learner.workers=2",
+    "learner.prompts_per_step=8",
+    "learner.learning_rate=1e-4",
+    "run.samples_every=0",
+    "run.checkpoint.every=100",
+    "run.checkpoint.keep=2",
+    "run.checkpoint.copy_every=5",
+)
+"""Steps of a fraction of a second."""
+COLUMNS = ("step", "fault", "seconds", "until_end", "steps_again")
 
 
 def schedule_of(
-    steps: int, every: int, seed: int, kinds: Sequence[tuple[str, signal.Signals]] = KINDS
-) -> list[tuple[int, str, signal.Signals]]:
-    """A fault each `every` steps: all kinds in turn, each round in an order of its own."""
-    draw, left, found = random.Random(seed), list[tuple[str, signal.Signals]](), []
+    steps: int, every: int, seed: int, kills: Sequence[Fault] = KILLS, slow: Sequence[Fault] = ()
+) -> list[tuple[int, Fault]]:
+    """A fault each `every` steps: all kills in turn and one that is slow, each round in an order of its own."""
+    draw = random.Random(seed)
+    slowly, left, found = list[Fault](), list[Fault](), list[tuple[int, Fault]]()
     for step in range(every, steps - 1, every):
         if not left:
-            left = draw.sample(list(kinds), len(kinds))
-        found.append((step, *left.pop()))
+            if slow and not slowly:
+                slowly = draw.sample(list(slow), len(slow))
+            round_ = [*kills, slowly.pop()] if slow else list(kills)
+            left = draw.sample(round_, len(round_))
+        found.append((step, left.pop()))
     return found
+
+
+class Soak:
+    """A run with faults and its baselines, side by side, and the result as far as it is known."""
+
+    def __init__(
+        self, folder: Path, settings: Sequence[str], *, steps: int, seed: int, baselines: int, minutes: float | None
+    ) -> None:
+        self._shared = set(os.listdir("/dev/shm"))
+        settings = [*settings, f"run.steps={steps}"]
+        self.steps = steps
+        self.run = FaultedRun(folder, "soak", [*settings, f"run.seed={seed}"], minutes=minutes)
+        self.baselines = [
+            FaultedRun(folder, f"baseline-{each}", [*settings, f"run.seed={each}"], minutes=minutes)
+            for each in range(seed, seed + baselines)
+        ]
+        self.faults: list[dict[str, Any]] = []
+        self.failure: str | None = None
+
+    def go(self, schedule: Sequence[tuple[int, Fault]], limit: float, told: Callable[[], None]) -> None:
+        """Do each fault once its step is made, `told` after each, and wait for the ends."""
+        try:
+            for step, fault in schedule:
+                if not self.run.wait_for_step(step, limit):
+                    break
+                if (cost := self.run.do(fault, limit)) is not None:
+                    self.faults.append(cost)
+                    print(json.dumps(cost), flush=True)
+                for baseline in self.baselines:
+                    baseline.sample_when_due()
+                told()
+            for run in (self.run, *self.baselines):
+                run.end(limit * self.steps)
+                told()
+        except RuntimeError as error:
+            self.failure = str(error)
+        finally:
+            for run in (self.run, *self.baselines):
+                run.kill()
+
+    def result(self, *, over: bool) -> dict[str, Any]:
+        """What is known so far; `over`: all commands have ended, and what they left is looked for."""
+        run = self.run
+        records, events = _records(run.folder), _events(run.folder)
+        times = [record["timing_s/step"] for record in records if "timing_s/step" in record]
+        result: dict[str, Any] = {
+            "over": over,
+            "failure": self.failure,
+            "seconds": run.seconds,
+            "ended_early": run.ended_early,
+            "exit_codes": run.exit_codes,
+            "steps_recorded": len(times),
+            "steps_made": run.made,
+            "median_step_s": statistics.median(times) if times else None,
+            "restarts": sum(event["kind"] == "restarting" for event in events),
+            "faults_done": len(self.faults),
+            "faults_by_kind": _by_kind(self.faults),
+            "accuracy": {"soak": _accuracy(run.folder)}
+            | {each.folder.path.name: _accuracy(each.folder) for each in self.baselines},
+            "growth": run.growth(),
+            "growth_without_faults": self.baselines[0].growth() if self.baselines else {},
+        }
+        if over:
+            everyone = (run, *self.baselines)
+            result["processes_left"] = [title for each in everyone for title in each.leftovers()]
+            result["ports_left"] = [port for each in everyone for port in each.ports_left()]
+            result["shared_memory_left"] = shared_memory_left(self._shared)
+            if self.baselines and run.folder.model.exists() and self.baselines[0].folder.model.exists():
+                pair = [each.folder.model / "model.safetensors" for each in everyone[:2]]
+                result["same_weights"] = pair[0].read_bytes() == pair[1].read_bytes()
+        return result | {"faults": table(self.faults, COLUMNS)}
 
 
 def soak(
     folder: Path,
-    overrides: Sequence[str],
+    settings: Sequence[str],
     *,
     steps: int,
     every: int,
     seed: int = 0,
-    baseline: bool = False,
-    kinds: Sequence[tuple[str, signal.Signals]] = KINDS,
+    baselines: int = 0,
+    kills: Sequence[Fault] = KILLS,
+    slow: Sequence[Fault] = (),
+    minutes: float | None = None,
     limit: float = 600.0,
+    told: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Run with faults, and without if `baseline`; what came out."""
-    shared = set(os.listdir("/dev/shm"))
-    settings = [*overrides, f"run.steps={steps}"]
-    weights: dict[str, bytes] = {}
-    if baseline:
-        Soak(folder, "baseline", settings).end(limit * steps)
-        weights["baseline"] = (folder / "baseline" / "model" / "model.safetensors").read_bytes()
-    run = Soak(folder, "soak", settings)
-    began = time.monotonic()
-    faults = run.faults(schedule_of(steps, every, seed, kinds), limit)
-    code = run.end(limit * steps)
-    seconds = time.monotonic() - began
-    result: dict[str, Any] = {
-        "machine": machine(),
-        "steps": steps,
-        "every": every,
-        "seed": seed,
-        "exit_code": code,
-        "seconds": seconds,
-        "steps_recorded": len({record["step"] for record in run.folder.read_metrics() if "timing_s/step" in record}),
-        "steps_made": run._made(),
-        "restarts": sum(event["kind"] == "restarting" for event in run.folder.read_events()),
-        "memory_growth_mib_per_hour": run.growth(),
-        "handles_of_the_command": {"first": run.handles[0][1], "last": run.handles[-1][1]} if run.handles else {},
-        "processes_left": run.leftovers(),
-        "shared_memory_left": sorted(set(os.listdir("/dev/shm")) - shared),
-        "faults": table(faults, ("step", "role", "signal", "seconds")),
-    }
-    result["reward_at_the_end"] = {"soak": _last_reward(run.folder)}
-    if baseline:
-        result["reward_at_the_end"]["baseline"] = _last_reward(RunFolder(folder / "baseline"))
-        if all(role in EXACT for role, _ in kinds):
-            result["same_weights"] = weights["baseline"] == (run.folder.model / "model.safetensors").read_bytes()
+    """Run with faults, and so often without; what came out. `told` gets it after each fault too, as far as it is known."""
+    about = {"machine": machine(), "steps": steps, "every": every, "seed": seed, "settings": [*settings]}
+    found = Soak(folder, settings, steps=steps, seed=seed, baselines=baselines, minutes=minutes)
+    tell = told or (lambda _: None)
+    found.go(schedule_of(steps, every, seed, kills, slow), limit, lambda: tell(about | found.result(over=False)))
+    result = about | found.result(over=True)
+    tell(result)
     return result
 
 
-def _last_reward(folder: RunFolder) -> float:
-    """Mean reward of the last tenth of the steps, at least of five."""
-    rewards = [record["reward"] for record in folder.read_metrics() if record.get("reward") is not None]
-    return statistics.fmean(rewards[-max(5, len(rewards) // 10) :])
+def _by_kind(faults: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each kind of fault: how often, seconds until the second step after it, and steps that were made again at most."""
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for fault in faults:
+        kinds[fault["fault"]].append(fault)
+    found = {}
+    for kind, each in sorted(kinds.items()):
+        seconds = [fault["seconds"] for fault in each if fault["seconds"] is not None]
+        found[kind] = {
+            "times": len(each),
+            "median_s": statistics.median(seconds) if seconds else None,
+            "most_s": max(seconds, default=None),
+            "most_steps_again": max(fault["steps_again"] for fault in each),
+        }
+    return found
+
+
+def _records(folder: RunFolder) -> list[dict[str, Any]]:
+    return folder.read_metrics() if folder.metrics.exists() else []
+
+
+def _events(folder: RunFolder) -> list[dict[str, Any]]:
+    return folder.read_events() if folder.events.exists() else []
+
+
+def _accuracy(folder: RunFolder) -> dict[str, float | None]:
+    """The last evaluation, its step, and the mean reward of the last tenth of the steps, at least of five."""
+    records = _records(folder)
+    rewards = [record["reward"] for record in records if record.get("reward") is not None]
+    last = next((each for each in reversed(records) if each.get("eval/greedy_accuracy") is not None), {})
+    return {
+        "greedy": last.get("eval/greedy_accuracy"),
+        "at_step": last.get("step"),
+        "reward": statistics.fmean(rewards[-max(5, len(rewards) // 10) :]) if rewards else None,
+    }
+
+
+def _model(arguments: argparse.Namespace) -> list[str]:
+    """The settings that say where model and rows are; made where they were not given."""
+    model, train, test = arguments.model, arguments.train, arguments.test
+    if model is None:
+        from pods_cluster.quickstart.warm_start import WarmStart, prepare
+
+        made = prepare(arguments.cache, WarmStart())
+        model, train, test = made.model, made.data / "train.jsonl", made.data / "test.jsonl"
+    return [f"model.path={model.absolute()}", f"data.path={train.absolute()}", f"data.eval.path={test.absolute()}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, help="folder of a model, with its tokenizer; --train and --test with it")
+    parser.add_argument("--train", type=Path, help="rows with `prompt` and `answer`, JSON Lines")
+    parser.add_argument("--test", type=Path, help="held-out rows")
+    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="where the quickstart's model is made else")
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--every", type=int, default=20, help="steps between two faults")
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule")
-    parser.add_argument("--stops", action="store_true", help="hung processes too, each half a minute and more")
-    parser.add_argument("--baseline", action="store_true", help="the same run without faults, to compare the weights")
+    parser.add_argument("--faults-every", type=int, default=20, help="steps between two faults")
+    parser.add_argument("--seed", type=int, default=0, help="of the schedule and of the run")
+    parser.add_argument("--minutes", type=float, help="end cleanly after so long, whatever the step")
+    parser.add_argument("--no-slow", action="store_true", help="nothing that is noticed by silence alone")
+    parser.add_argument(
+        "--baselines", type=int, default=1, help="runs without faults, from this seed and the next ones"
+    )
     parser.add_argument("--exact", action="store_true", help="only faults that leave no trace in the weights")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("overrides", nargs="*", help="key=value, as in model.path=…")
     arguments = parser.parse_args()
+    if (arguments.model is None) != (arguments.train is None) or (arguments.model is None) != (arguments.test is None):
+        parser.error("--model, --train and --test are given together")
+    settings = [*_model(arguments), *QUICK, f"run.eval.every={max(arguments.steps // 4, 1)}", *arguments.overrides]
+    kills, slow = list(KILLS), [] if arguments.no_slow else list(SLOW)
+    if arguments.exact:
+        kills, slow = ([fault for fault in each if fault.role in EXACT] for each in (kills, slow))
     with tempfile.TemporaryDirectory() as folder:
         result = soak(
             Path(folder),
-            arguments.overrides,
+            settings,
             steps=arguments.steps,
-            every=arguments.every,
+            every=arguments.faults_every,
             seed=arguments.seed,
-            baseline=arguments.baseline,
-            kinds=[
-                (role, number)
-                for role, number in (KINDS + STOPS if arguments.stops else KINDS)
-                if role in EXACT or not arguments.exact
-            ],
+            baselines=arguments.baselines,
+            kills=kills,
+            slow=slow,
+            minutes=arguments.minutes,
+            told=lambda result: write_result(arguments.out, result),
         )
-    write_result(arguments.out, result)
     print(json.dumps({name: value for name, value in result.items() if name != "faults"}, indent=1, default=str))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import TITLES, Soak, soak
+from benchmarks._faulted_run import Fault, FaultedRun
+from benchmarks.soak import soak
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
@@ -113,21 +114,22 @@ def test_a_process_that_is_stopped_is_noticed(cluster: None, made: Made, tmp_pat
 @pytest.mark.slow  # a run of its own command
 def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.name", "run.dir"))]
-    result = soak(tmp_path, settings, steps=22, every=4)
-    assert result["exit_code"] == 0, (tmp_path / "soak.log").read_text()[-3000:]
+    roles = ("generator", "learner", "selector", "controller", "scorer")
+    result = soak(tmp_path, settings, steps=22, every=4, kills=[Fault(role) for role in roles])
+    assert result["exit_codes"] == [0], (tmp_path / "soak.log").read_text()[-3000:]
     assert result["steps_recorded"] == 22
-    assert {role for _, role, *_ in result["faults"]["rows"]} == set(TITLES)
+    assert {fault for _, fault, *_ in result["faults"]["rows"]} == {f"{role} killed" for role in roles}
     assert not result["processes_left"]
+    assert not result["ports_left"]
     assert not result["shared_memory_left"]
 
 
 @pytest.mark.slow  # Ray waits a minute for its GCS
 def test_a_run_whose_gcs_is_killed_ends_with_a_saved_state(made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
-    run = Soak(tmp_path, "headless", [*settings, "run.steps=100000"])
+    run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=100000"])
     assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
-    gcs = run.newest("gcs_server")
-    assert gcs is not None
+    (gcs,) = run.processes("gcs_server")
     gcs.kill()
     assert run.end(180) != 0
     saved, refused = checkpoints.newest_sound(run.folder.checkpoints, run.folder.copies)

@@ -1,0 +1,301 @@
+"""A `pods train` of its own whose parts are killed and stopped from outside, while its processes are watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+
+from pods_cluster.client.demo import CONFIG
+from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.step_record import drop_superseded
+
+TITLES = {
+    "generator": "ray::GeneratorWorker",
+    "learner": "ray::LearnerRank",
+    "selector": "ray::SelectorActor",
+    "controller": "ray::Controller",
+    "scorer": "scorer_main",
+    "gcs": "gcs_server",
+    "command": "pods_cluster.client.cli",
+}
+"""By what a process of each role is known: its title, or a part of its command line."""
+ENDS = ("gcs", "command")
+"""Roles whose fault ends the command; it is started again with `--resume`."""
+LOOK_SECONDS = 0.05
+SAMPLE_SECONDS = 5.0
+FIRST_SECONDS = 60.0
+"""Life of a process whose growth is not looked at, as it still takes in what it needs; where that is more, half its life."""
+SAMPLES = 6
+GONE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done to a part of a run. `stop` leaves a process that hangs, `end` is SIGTERM; with `all` the whole pool."""
+
+    role: str
+    does: Literal["kill", "stop", "end"] = "kill"
+    all: bool = False
+
+    @property
+    def signal(self) -> signal.Signals:
+        return {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM}[self.does]
+
+    def __str__(self) -> str:
+        done = {"kill": "killed", "stop": "stopped", "end": "ended"}[self.does]
+        return f"{'every ' if self.all else ''}{self.role} {done}"
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A process of the run: samples are (seconds since the start, bytes resident, open handles)."""
+
+    role: str
+    process: psutil.Process
+    samples: list[tuple[float, int, int]]
+
+
+class FaultedRun:
+    """One `pods train`, what is done to it, and how its processes grow. `minutes`: it is ended by SIGTERM then."""
+
+    def __init__(self, folder: Path, name: str, overrides: Sequence[str], *, minutes: float | None = None) -> None:
+        self.folder = RunFolder(folder / name)
+        self.log = folder / f"{name}.log"
+        self._settings = [*overrides, f"run.dir={folder}", f"run.name={name}", "cluster.address=local"]
+        self._began = time.monotonic()
+        self._ends_at = None if minutes is None else self._began + 60 * minutes
+        self.ended_early = False
+        self.watched: dict[int, _Watched] = {}
+        self.ports: set[int] = set()
+        self._sampled_at = 0.0
+        self._steps: list[dict[str, Any]] = []
+        self._offset = 0
+        self.exit_codes: list[int] = []
+        """Of the command, each time that it ended."""
+        self.process = self._start()
+
+    def _start(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "pods_cluster.client.cli", "train", "--plain", *options, str(CONFIG)]
+        with self.log.open("ab") as log:
+            return subprocess.Popen([*command, *self._settings], stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._began
+
+    @property
+    def alive(self) -> bool:
+        """Whether the command goes on."""
+        return self.process.poll() is None
+
+    @property
+    def made(self) -> int:
+        """Steps that were made so far, those that were made again counted again."""
+        return sum("marker" not in record for record in self._steps)
+
+    @property
+    def standing(self) -> int:
+        """The newest step of the run as it stands."""
+        return max((record["step"] for record in drop_superseded(self._steps)), default=0)
+
+    def do(self, fault: Fault, limit: float) -> dict[str, Any] | None:
+        """Do a fault and wait for the second step after it; what it cost, None where there is no such process.
+
+        Raises RuntimeError when the run stands still for `limit` seconds.
+        """
+        victims = self.processes(TITLES[fault.role])
+        if not victims:
+            return None
+        self._read()
+        step, there = self.standing, self.made
+        for victim in victims if fault.all else victims[-1:]:
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(fault.signal)
+        began = time.monotonic()
+        down = None
+        if fault.role in ENDS:
+            self._wait(lambda: False, limit)
+            down = time.monotonic() - began
+            if not self.ended_early:
+                self.exit_codes.append(self.process.wait())
+                self.process = self._start("--resume")
+        on = self._wait(lambda: self.made > there + 1, limit)
+        return {
+            "step": step,
+            "fault": str(fault),
+            "seconds": time.monotonic() - began if on else None,
+            "until_end": down,
+            "steps_again": self.made - there - (self.standing - step),
+        }
+
+    def wait_for_step(self, step: int, limit: float) -> bool:
+        """Wait until the run has made this step; false where the command has ended before."""
+        return self._wait(lambda: self.standing >= step, limit)
+
+    def end(self, limit: float) -> int:
+        """Wait for the end of the command; its exit code."""
+        self._wait(lambda: False, limit)
+        self.exit_codes.append(self.process.wait())
+        return self.exit_codes[-1]
+
+    def kill(self) -> None:
+        """Kill the command, if it goes on."""
+        if self.alive:
+            self.process.kill()
+            self.process.wait()
+
+    def _wait(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Look until the condition holds (True) or the command has ended (False)."""
+        deadline = time.monotonic() + limit
+        while self.alive:
+            self._read()
+            if condition() and not self.ended_early:
+                return True
+            self.sample_when_due()
+            now = time.monotonic()
+            if self._ends_at is not None and now > self._ends_at and not self.ended_early:
+                self.ended_early = True
+                self.process.terminate()
+            if now > deadline:
+                self.kill()
+                raise RuntimeError(f"the run stands still for {limit:g} s at step {self.standing}; see {self.log}")
+            time.sleep(LOOK_SECONDS)
+        self._read()
+        return False
+
+    def _read(self) -> None:
+        with suppress(FileNotFoundError), self.folder.metrics.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                record = json.loads(line)
+                if "timing_s/step" in record or "marker" in record:
+                    self._steps.append(record)
+
+    # its processes
+
+    def processes(self, title: str = "") -> list[psutil.Process]:
+        """Processes of the run that have this in their title or their command line, the newest last."""
+        found = []
+        with suppress(psutil.Error):
+            command = psutil.Process(self.process.pid)
+            for process in [command, *command.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    self._watch(process)
+                    if title in title_of(process):
+                        found.append((process.create_time(), process.pid, process))
+        return [process for *_, process in sorted(found, key=lambda each: each[:2])]
+
+    def _watch(self, process: psutil.Process) -> _Watched:
+        there = self.watched.get(process.pid)
+        if there is None or there.process != process:
+            there = self.watched[process.pid] = _Watched(_role(process), process, [])
+        return there
+
+    def sample_when_due(self) -> None:
+        """Sample each five seconds."""
+        if time.monotonic() - self._sampled_at >= SAMPLE_SECONDS:
+            self.sample()
+
+    def sample(self) -> None:
+        """Note every process of the run, its memory and handles, and the ports at which it listens."""
+        self._sampled_at = time.monotonic()
+        for process in self.processes():
+            with suppress(psutil.Error):
+                sample = (self.seconds, process.memory_info().rss, process.num_fds())
+                self._watch(process).samples.append(sample)
+                self.ports |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
+
+    def growth(self) -> dict[str, dict[str, float]]:
+        """By role: MiB and handles an hour by which its processes grew, median and largest, of those that lived long."""
+        slopes: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        for watched in self.watched.values():
+            if not watched.samples:
+                continue
+            first, last = watched.samples[0][0], watched.samples[-1][0]
+            late = [each for each in watched.samples if each[0] - first >= max(FIRST_SECONDS, (last - first) / 2)]
+            if len(late) >= SAMPLES:
+                at, size, handles = np.array(late, dtype=float).T
+                hours = at / 3600
+                each = (np.polyfit(hours, size / 2**20, 1)[0], np.polyfit(hours, handles, 1)[0], at[-1] - at[0])
+                slopes[watched.role].append((float(each[0]), float(each[1]), float(each[2])))
+        return {role: _grown(each) for role, each in sorted(slopes.items())}
+
+    def leftovers(self) -> list[str]:
+        """Processes of the run that are there after its end."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := [each.process for each in self.watched.values() if lives(each.process)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.5)
+        return [title_of(process) for process in left]
+
+    def ports_left(self) -> list[int]:
+        """Ports at which the run listened and something still does."""
+        listening = {int(line.split()[1].rsplit(":", 1)[1], 16) for line in _sockets() if line.split()[3] == "0A"}
+        return sorted(self.ports & listening)
+
+
+def _grown(slopes: Sequence[tuple[float, float, float]]) -> dict[str, float]:
+    memory, handles, seconds = zip(*slopes, strict=True)
+    return {
+        "processes": len(slopes),
+        "longest_s": max(seconds),
+        "mib_per_hour": statistics.median(memory),
+        "largest_mib_per_hour": max(memory),
+        "handles_per_hour": statistics.median(handles),
+    }
+
+
+def _sockets() -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            yield from Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+
+
+def shared_memory_left(before: set[str]) -> list[str]:
+    """Shared memory that is new since `before` and that no process has open or mapped: nobody will remove it."""
+    new = set(os.listdir("/dev/shm")) - before
+    used: set[str] = set()
+    for process in psutil.process_iter() if new else ():
+        with suppress(psutil.Error, OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            used |= {name for name in new if f"/dev/shm/{name}" in maps}
+            used |= new & {Path(file.path).name for file in process.open_files() if file.path.startswith("/dev/shm/")}
+    return sorted(new - used)
+
+
+def title_of(process: psutil.Process) -> str:
+    """A process's command line, or the title that it gave itself."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return "gone"
+
+
+def _role(process: psutil.Process) -> str:
+    title = title_of(process)
+    return next((role for role, part in TITLES.items() if part in title), "Ray")
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether the process is there and not a zombie."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
