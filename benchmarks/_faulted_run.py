@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -70,7 +69,10 @@ class _Watched:
 
 
 class FaultedRun:
-    """One `pods train`, what is done to it, and how its processes grow. `minutes`: it is ended by SIGTERM then."""
+    """One `pods train`, what is done to it, and how its processes grow.
+
+    `minutes`: it is ended by SIGTERM then, or once it goes on after the fault under way. Runs `beside` are watched meanwhile.
+    """
 
     def __init__(self, folder: Path, name: str, overrides: Sequence[str], *, minutes: float | None = None) -> None:
         self.folder = RunFolder(folder / name)
@@ -79,6 +81,7 @@ class FaultedRun:
         self._began = time.monotonic()
         self._ends_at = None if minutes is None else self._began + 60 * minutes
         self.ended_early = False
+        self.beside: list[FaultedRun] = []
         self.watched: dict[int, _Watched] = {}
         self.ports: set[int] = set()
         self._sampled_at = 0.0
@@ -129,12 +132,11 @@ class FaultedRun:
         began = time.monotonic()
         down = None
         if fault.role in ENDS:
-            self._wait(lambda: False, limit)
+            self._wait(lambda: False, limit, to_its_end=True)
             down = time.monotonic() - began
-            if not self.ended_early:
-                self.exit_codes.append(self.process.wait())
-                self.process = self._start("--resume")
-        on = self._wait(lambda: self.made > there + 1, limit)
+            self.exit_codes.append(self.process.wait())
+            self.process = self._start("--resume")
+        on = self._wait(lambda: self.made > there + 1, limit, to_its_end=True)
         return {
             "step": step,
             "fault": str(fault),
@@ -159,16 +161,17 @@ class FaultedRun:
             self.process.kill()
             self.process.wait()
 
-    def _wait(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Look until the condition holds (True) or the command has ended (False)."""
+    def _wait(self, condition: Callable[[], bool], limit: float, *, to_its_end: bool = False) -> bool:
+        """Look until the condition holds (True) or the command has ended (False); `to_its_end`: whatever `minutes` says."""
         deadline = time.monotonic() + limit
         while self.alive:
             self._read()
             if condition() and not self.ended_early:
                 return True
-            self.sample_when_due()
+            for run in (self, *self.beside):
+                run.sample_when_due()
             now = time.monotonic()
-            if self._ends_at is not None and now > self._ends_at and not self.ended_early:
+            if self._ends_at is not None and now > self._ends_at and not (self.ended_early or to_its_end):
                 self.ended_early = True
                 self.process.terminate()
             if now > deadline:
@@ -268,18 +271,6 @@ def _sockets() -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             yield from Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-
-
-def shared_memory_left(before: set[str]) -> list[str]:
-    """Shared memory that is new since `before` and that no process has open or mapped: nobody will remove it."""
-    new = set(os.listdir("/dev/shm")) - before
-    used: set[str] = set()
-    for process in psutil.process_iter() if new else ():
-        with suppress(psutil.Error, OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            used |= {name for name in new if f"/dev/shm/{name}" in maps}
-            used |= new & {Path(file.path).name for file in process.open_files() if file.path.startswith("/dev/shm/")}
-    return sorted(new - used)
 
 
 def title_of(process: psutil.Process) -> str:

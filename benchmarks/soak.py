@@ -20,10 +20,13 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks._faulted_run import Fault, FaultedRun, shared_memory_left
+import psutil
+
+from benchmarks._faulted_run import Fault, FaultedRun
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
 from pods_cluster.telemetry.run_folder import RunFolder
@@ -46,7 +49,7 @@ QUICK = (
     "generator.rollouts_per_prompt=8",
     "selector.keep=4",
     "learner.workers=2",
-    "learner.prompts_per_step=8",
+    "learner.prompts_per_step=4",
     "learner.learning_rate=1e-4",
     "run.samples_every=0",
     "run.checkpoint.every=100",
@@ -87,6 +90,7 @@ class Soak:
             FaultedRun(folder, f"baseline-{each}", [*settings, f"run.seed={each}"], minutes=minutes)
             for each in range(seed, seed + baselines)
         ]
+        self.run.beside = self.baselines
         self.faults: list[dict[str, Any]] = []
         self.failure: str | None = None
 
@@ -99,8 +103,6 @@ class Soak:
                 if (cost := self.run.do(fault, limit)) is not None:
                     self.faults.append(cost)
                     print(json.dumps(cost), flush=True)
-                for baseline in self.baselines:
-                    baseline.sample_when_due()
                 told()
             for run in (self.run, *self.baselines):
                 run.end(limit * self.steps)
@@ -166,6 +168,18 @@ def soak(
     result = about | found.result(over=True)
     tell(result)
     return result
+
+
+def shared_memory_left(before: set[str]) -> list[str]:
+    """Shared memory that is new since `before` and that no process has open or mapped: nobody will remove it."""
+    new = set(os.listdir("/dev/shm")) - before
+    used: set[str] = set()
+    for process in psutil.process_iter() if new else ():
+        with suppress(psutil.Error, OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            used |= {name for name in new if f"/dev/shm/{name}" in maps}
+            used |= new & {Path(file.path).name for file in process.open_files() if file.path.startswith("/dev/shm/")}
+    return sorted(new - used)
 
 
 def _by_kind(faults: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -52,7 +52,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("scoring/test_scorer_pool.py", "scoring/test_scorer_limits.py", "scoring/test_reward_probe.py"),
     ("sizing/test_autoscaler.py",),
     ("generation/engines/builtin/test_engine.py", "generation/engines/builtin/test_architectures.py"),
-    ("selection/test_actor.py",),
+    ("selection/test_actor.py", "test_stopped_process.py"),
     ("weights/test_transfer.py",),
     ("config/test_shipped.py",),
     ("analysis/test_result_files.py",),

@@ -17,6 +17,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from rich.console import Console
 
 from pods_cluster.actor_names import actor_name
+from pods_cluster.client.controller_watch import LAST_SECONDS, ControllerWatch
 from pods_cluster.client.lost_controller import END_SECONDS, ControllerLost, end_run, say_how_it_ended
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError
@@ -26,18 +27,11 @@ from pods_cluster.run.errors import RunError
 from pods_cluster.run.restarts import Restarts
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.progress import Progress
-from pods_cluster.telemetry.step_record import Feed
 from pods_cluster.telemetry.summary import Summary
 
 POLL_SECONDS = 0.25
 OPEN_SECONDS = 3600.0
 """Deadline of opening a run: its process starts, the datasets are downloaded where they are not here, and rendered."""
-SILENCE_SECONDS = 30.0
-"""How long a controller that has answered before may leave a question unanswered before it counts as hung."""
-STOPPED_SECONDS = 5.0
-"""Time between two looks, which come every quarter of a second, after which this process counts as having been stopped."""
-LAST_SECONDS = 30.0
-"""Deadline of the last questions to a run that is over."""
 STOP_SECONDS = 900.0
 """How long a stopping run may take to save its state before it is killed."""
 
@@ -68,7 +62,7 @@ def train(
     controller = None
     try:
         controller = start_controller(config, resume=resume)
-        watch = _Watch(controller, actor_name(config.run.name, "controller"))
+        watch = ControllerWatch(controller, actor_name(config.run.name, "controller"))
         # On its own, so that what the controller refuses is told before anything is shown.
         steps = _open(watch)
         subtitle = (
@@ -135,60 +129,7 @@ class Interrupts:
             os.close(nowhere)
 
 
-class _Watch:
-    """Keeps one `poll` of a controller under way: shows what it answers, and notices when it answers no more.
-
-    `poll` runs on the controller's event loop, so silence means that the loop is held up or the process is stopped. It
-    does not count before the first answer: until then the process starts.
-    """
-
-    def __init__(self, controller: Any, name: str) -> None:
-        self.controller, self.name = controller, name
-        self._cursor = 0
-        self._poll: Any = None
-        self._answered_at: float | None = None
-        self._looked_at = 0.0
-        self.step = 0
-        """The newest step that was shown."""
-
-    def feed(self) -> list[Any]:
-        """Steps and events since the last call, not waiting for any. Raises RunError, the controller killed, when there
-        was no answer for SILENCE_SECONDS."""
-        if self._poll is None:
-            self._poll = self.controller.poll.remote(self._cursor)
-        now = time.monotonic()
-        if self._answered_at is not None and now - self._looked_at > STOPPED_SECONDS:
-            self._answered_at = now  # this process was stopped itself, and an answer may be on its way
-        self._looked_at = now
-        if ray.wait([self._poll], timeout=0)[0]:
-            answer, self._poll = self._poll, None
-            return self._take(answer, now)
-        if self._answered_at is not None and now - self._answered_at > SILENCE_SECONDS:
-            ray.kill(self.controller)
-            raise ControllerLost(
-                f"{self.name}: the run's controller has not answered for {SILENCE_SECONDS:g} s, so it was killed; its "
-                f"process hangs or is stopped (see its log in Ray's session folder)"
-            )
-        return []
-
-    def last_feed(self) -> list[Any]:
-        """The rest of a run that is over, if the controller still answers."""
-        answer = self.controller.poll.remote(self._cursor)
-        ray.wait([answer], timeout=LAST_SECONDS)
-        return self._take(answer, time.monotonic())
-
-    def _take(self, answer: Any, now: float) -> list[Any]:
-        try:
-            feed: Feed = ray.get(answer, timeout=0)
-        except RayError as error:  # where the controller died, the call of `run` says so
-            log.debug("no answer from %s: %s", self.name, error)
-            return []
-        self._answered_at, self._cursor = now, feed.cursor
-        self.step = max((item["step"] for what, item in feed.items if what == "step"), default=self.step)
-        return feed.items
-
-
-def _open(watch: _Watch) -> int:
+def _open(watch: ControllerWatch) -> int:
     opening = watch.controller.open.remote()
     deadline = time.monotonic() + OPEN_SECONDS
     while not ray.wait([opening], timeout=POLL_SECONDS)[0]:
@@ -223,7 +164,7 @@ class _Steps:
                 self.stopped, self.error = True, error
 
 
-def _follow(watch: _Watch, progress: Progress, interrupts: Interrupts, steps: _Steps) -> Summary:
+def _follow(watch: ControllerWatch, progress: Progress, interrupts: Interrupts, steps: _Steps) -> Summary:
     done = watch.controller.run.remote()
     stopped_at = None
     while not ray.wait([done], timeout=POLL_SECONDS)[0]:
@@ -251,7 +192,9 @@ def _follow(watch: _Watch, progress: Progress, interrupts: Interrupts, steps: _S
     return summary
 
 
-def _start_again(config: Config, error: ControllerLost, step: int, restarts: Restarts, progress: Progress) -> _Watch:
+def _start_again(
+    config: Config, error: ControllerLost, step: int, restarts: Restarts, progress: Progress
+) -> ControllerWatch:
     """A new controller in place of one that is lost, which goes on from the newest saved state. Raises RunError."""
     began = time.monotonic()
     try:
@@ -263,7 +206,9 @@ def _start_again(config: Config, error: ControllerLost, step: int, restarts: Res
     progress.event("restarting", text, level="warning")
     end_run(config)
     time.sleep(wait)
-    watch = _Watch(start_controller(config, resume=True, after=text), actor_name(config.run.name, "controller"))
+    watch = ControllerWatch(
+        start_controller(config, resume=True, after=text), actor_name(config.run.name, "controller")
+    )
     _open(watch)
     restarts.going_on(step)
     progress.event("restarted", f"another controller is there after {time.monotonic() - began:.1f} s")

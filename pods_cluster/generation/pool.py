@@ -147,6 +147,23 @@ class GeneratorPool(PoolCalls):
             member.sampling = 0
         return [self._discard(name, member.failure) for name, member in list(self._members.items()) if member.failure]
 
+    async def report_again(self, selector: Any, groups: Sequence[GroupId]) -> None:
+        """All workers report to `selector` from now on, which knows these groups, first what they hold of them already.
+
+        A worker that does not answer is reported by `check`.
+        """
+        self._selector = selector
+        calls = {
+            name: member.handle.report_again.remote(selector, [group for group in groups if group in member.groups])
+            for name, member in self.sound().items()
+        }
+        answers = await asyncio.gather(*(error_of(call, ANSWER_SECONDS) for call in calls.values()))
+        for name, error in zip(calls, answers, strict=True):
+            if error is not None and name in self._members:
+                self._members[name].failure = error
+        for starting in self._starting.values():
+            starting.handle.report_again.remote(selector, [])
+
     async def wait_for_room(self, places: int, timeout: float) -> int:
         """Wait until engines of serving workers have fewer than `places` rollouts, at most `timeout` seconds; how many
         more fit into those that said so."""

@@ -12,6 +12,7 @@ from pods_cluster.generation.engine_thread import EngineHangs
 from pods_cluster.generation.members import Member, PoolMembers
 from pods_cluster.generation.messages import WorkerFailed, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
+from pods_cluster.stopped_process import SILENT_SECONDS, stays_stopped
 
 
 class PoolCalls(PoolMembers):
@@ -43,12 +44,20 @@ class PoolCalls(PoolMembers):
 
         async def ask(name: str) -> WorkerStats | None:
             member = self._members[name]
+            answer = asyncio.ensure_future(as_coroutine(member.handle.stats.remote()))
             try:
-                return await asyncio.wait_for(as_coroutine(member.handle.stats.remote()), ANSWER_SECONDS)
+                if not (await asyncio.wait({answer}, timeout=SILENT_SECONDS))[0] and await stays_stopped(
+                    member.info.pid, member.info.node
+                ):
+                    member.failure = f"did not answer for {SILENT_SECONDS:g} s: its process is stopped"
+                    return None
+                return await asyncio.wait_for(answer, max(ANSWER_SECONDS - SILENT_SECONDS, 0.1))
             except RayActorError as error:
                 member.failure = f"died: {cause(error)}"
             except TimeoutError:
                 pass
+            finally:
+                answer.cancel()
             return None
 
         answers = await asyncio.gather(*(ask(name) for name in names))

@@ -152,6 +152,12 @@ class RolloutStore:
             entry = self._groups.get(group)
             return [copy(entry.rollouts[index]) for index in sorted(entry.rollouts)] if entry is not None else []
 
+    def finished(self, group: GroupId) -> tuple[int, list[Rollout]]:
+        """The size of a group (0: nothing of it is here), and its stored rollouts, which stay."""
+        with self._changed:
+            entry = self._groups.get(group)
+            return (entry.size, list(entry.rollouts.values())) if entry is not None else (0, [])
+
     def pending_keys(self, group: GroupId, indices: Iterable[int] | None = None) -> list[str]:
         """Keys of rollouts that have not come yet."""
         with self._changed:

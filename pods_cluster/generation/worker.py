@@ -173,6 +173,17 @@ class GeneratorWorker:
         self._link = SelectorLink(selector, self.config.generator.request_timeout)
         self._reporter.begin_again(self._link.send)
 
+    def report_again(self, selector: Any, groups: Sequence[GroupId]) -> None:
+        """Report to `selector` from now on, first the finished rollouts of these groups that are here."""
+        self._check()
+        self._link.cut()
+        self._link = SelectorLink(selector, self.config.generator.request_timeout)
+        self._reporter.begin_again(self._link.send)  # before the look: what finishes after it reports itself
+        for group in groups:
+            size, rollouts = self._store.finished(GroupId(*group))
+            for rollout in rollouts:
+                self._reporter.add(rollout, size)
+
     def sample(self, group: GroupId) -> list[Rollout]:
         """Copies of the group's finished rollouts that are here."""
         return self._store.sample(GroupId(*group))

@@ -108,6 +108,7 @@ class LearnerRank:
         return RankInfo(
             rank=self.rank,
             node=socket.gethostname(),
+            node_id=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
             device=str(device),
             parameters=trainer.parameters,

@@ -16,15 +16,16 @@ from pods_cluster.config import Config
 from pods_cluster.learning.rank import LearnerRank
 from pods_cluster.learning.rank_room import PlacementGroup, find_room, give_back, in_room
 from pods_cluster.learning.reports import LearnerError, RankInfo
+from pods_cluster.stopped_process import SILENT_SECONDS, stays_stopped
 
 RESOURCE = "pods_learner"
 REPLY_TIMEOUT = 30.0
 """Seconds in which a rank answers a call that computes nothing."""
 SILENCE_SECONDS = 30.0
-"""A rank that does not answer for so long is stopped or hangs, whatever it was asked to do; one whose group writes or reads
-a state may be silent for `_WRITING_SILENCE`, as large files can hold Python up."""
+"""A rank that does not answer for so long hangs, whatever it was asked to do; one whose group writes or reads a state may be
+silent for `_WRITING_SILENCE`, as large files can hold Python up. One that is stopped is noticed sooner."""
 _WRITING_SILENCE = 120.0
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
 _CLOSE_TIMEOUT = 10.0
 _WRITING = ("save", "load", "export", "put a checkpoint in its place")
 # Ray leaves a process that asked for no card all cards of its node.
@@ -90,32 +91,35 @@ class RankActors:
         return self.infos
 
     async def watch(self) -> None:
-        """Raise LearnerError once a rank is dead or has not answered for `SILENCE_SECONDS`; go on without end otherwise.
+        """Raise LearnerError once a rank is dead or stopped, or has not answered for `SILENCE_SECONDS`; go on without end
+        otherwise.
 
-        What a rank was asked to do may take long, and its deadline is set for that; a process that is stopped or hangs is
-        noticed by its silence.
+        What a rank was asked to do may take long, and its deadline is set for that; a process that hangs is noticed by
+        its silence, and one that is stopped when it has been silent for seconds.
         """
         asked: dict[str, asyncio.Future[Any]] = {}
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for rank in self._ranks:
+            for number, rank in enumerate(self._ranks):
                 if rank.name not in self._silent:  # it starts
                     continue
                 ping = asked.setdefault(rank.name, asyncio.wrap_future(rank.handle.ping.remote().future()))
                 if not ping.done():
-                    self._complain_if_silent(rank.name)
+                    await self._complain_if_silent(rank.name, self.infos[number])
                     continue
                 del asked[rank.name]
                 if (error := ping.exception()) is not None:
                     raise self._break("answer", [error], set())
                 self._silent[rank.name] = 0.0
 
-    def _complain_if_silent(self, name: str) -> None:
+    async def _complain_if_silent(self, name: str, info: RankInfo) -> None:
         allowed = _WRITING_SILENCE if self._doing in _WRITING else SILENCE_SECONDS
         # Counted by looks, not by the clock: if this process was stopped itself, answers are still on their way.
         self._silent[name] = silent = self._silent[name] + _LOOK_SECONDS
-        if silent > allowed:
-            self._broken = f"{name} has not answered for {silent:.0f} s: its process is stopped or hangs"
+        stopped = silent >= SILENT_SECONDS and await stays_stopped(info.pid, info.node_id)
+        if stopped or silent > allowed:
+            why = "is stopped" if stopped else "hangs"
+            self._broken = f"{name} has not answered for {silent:.0f} s: its process {why}"
             raise LearnerError(f"learner rank {self._broken}")
 
     async def reserve(self, workers: int, timeout: float) -> None:

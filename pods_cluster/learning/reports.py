@@ -199,13 +199,14 @@ class RankResult:
 class RankInfo:
     """Identity of a started rank: its process, its device and its model.
 
-    `parameters` and `trainable` count elements; `chunked_head` says that logits are made chunk by chunk (`log_probs`).
-    `kernels` are those of the decoder, `packed` says that it takes packed micro-batches, and `choices` how it came to
-    that, a sentence each.
+    `node` is the host's name, `node_id` Ray's. `parameters` and `trainable` count elements; `chunked_head` says that
+    logits are made chunk by chunk (`log_probs`). `kernels` are those of the decoder, `packed` says that it takes packed
+    micro-batches, and `choices` how it came to that, a sentence each.
     """
 
     rank: int
     node: str
+    node_id: str
     pid: int
     device: str
     parameters: int

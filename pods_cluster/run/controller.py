@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,10 @@ class Controller:
             )
         write_live_file(self.folder, gcs_address)
         self._log_printed("controller", printed)
+
+    async def process(self) -> int:
+        """The id of this process."""
+        return os.getpid()
 
     async def run(self) -> Summary:
         """Run to the end; returns the summary. Raises what ended the run; its processes are gone then either way."""

@@ -28,8 +28,10 @@ FAULTS = (LearnerError, LearnerFailed, SelectorLost)
 class Recovery:
     """Starts again what failed of a run, at most `run.restarts` times in a row.
 
-    The generators stay: they forget all groups, which come again. A lost selector costs no step. A lost learner costs the
-    steps since the newest checkpoint, or all of them where there is none.
+    The generators stay. A lost selector costs no step and no rollout: another one is told of all groups without a fate, and
+    the workers report to it what they hold of them. (With `selector.settle` it would have to know what it asked for: there
+    the groups come again.) A lost learner costs the steps since the newest saved state, or all of them where there is none,
+    and the generators forget all groups, which come again.
     """
 
     def __init__(
@@ -43,30 +45,65 @@ class Recovery:
         publisher: Broadcaster,
     ) -> None:
         self.config, self.run = config, run
-        self.selector = selector
         self._pool, self._learners, self._publisher = pool, learners, publisher
         self._restarts = Restarts(config.run.restarts)
         self._selectors = 1
         self._first = run.state()
+        self._use(selector)
+
+    def _use(self, selector: SelectorHandle) -> None:
+        self.selector = selector
+        if self.config.run.restarts and self.config.selector.settle == "off":
+            selector.repair = self._replace_selector
+
+    async def _replace_selector(self, error: SelectorLost) -> None:
+        """Put another selector in place of one that is lost, while the loop waits for its answer. Raises RunError when no
+        restart is left."""
+        began, run, selector = time.monotonic(), self.run, self.selector
+        lost: Exception = error
+        try:
+            while True:
+                await asyncio.sleep(self._count(lost))
+                selector.replace(self.config, self.config.run.name, self._selectors)
+                self._selectors += 1
+                try:
+                    groups = await selector.expect_again()
+                except SelectorLost as again:
+                    lost = again
+                    continue
+                await self._pool.report_again(selector.handle, groups)
+                break
+        finally:
+            run.recovering = None
+        self._restarts.going_on(run.step)
+        run.notice(
+            "restarted",
+            f"the run goes on in step {run.step + 1} after {time.monotonic() - began:.1f} s; no step is lost, and the "
+            f"workers report what they hold of {len(groups)} group(s) again",
+        )
+
+    def _count(self, error: Exception) -> float:
+        """Count a failure and tell it; the seconds to wait. Raises RunError when no restart is left."""
+        cause = first_line(error)
+        try:
+            wait = self._restarts.failed(cause, self.run.step)
+        except Exception as end:
+            raise end from error
+        self.run.recovering = f"starting again after: {cause}"
+        number = f"restart {self._restarts.in_a_row} of {self._restarts.limit} (run.restarts)"
+        pause = f" after {wait:g} s" if wait else ""
+        self.run.notice("restarting", f"{cause}; {number}{pause}", level="warning")
+        return wait
 
     async def after(self, error: Exception) -> None:
         """Start again what `error` says is gone; `Run.main` goes on then. Raises RunError when no restart is left."""
         began, run = time.monotonic(), self.run
         try:
             while True:
-                cause = first_line(error)
-                try:
-                    wait = self._restarts.failed(cause, run.step)
-                except Exception as end:
-                    raise end from error
-                run.recovering = f"starting again after: {cause}"
-                number = f"restart {self._restarts.in_a_row} of {self._restarts.limit} (run.restarts)"
-                pause = f" after {wait:g} s" if wait else ""
-                run.notice("restarting", f"{cause}; {number}{pause}", level="warning")
-                await asyncio.sleep(wait)
+                await asyncio.sleep(self._count(error))
                 made = run.step
                 try:
-                    await self._start_again(error, cause)
+                    await self._start_again(error, first_line(error))
                 except (*FAULTS, GeneratorError) as again:
                     error = again
                     continue
@@ -82,7 +119,7 @@ class Recovery:
         run = self.run
         with contextlib.suppress(Exception):
             self.selector.close()
-        self.selector = SelectorHandle.start(self.config, self.config.run.name, self._selectors)
+        self._use(SelectorHandle.start(self.config, self.config.run.name, self._selectors))
         self._selectors += 1
         if isinstance(error, SelectorLost) and not run.learner_changes:
             await run.assembler.cancel_all(told=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -79,6 +80,12 @@ class SelectorActor:
         self._version = -1
         self._rollouts = 0
         self._selecting_seconds = 0.0
+
+    async def process(self) -> tuple[int, str]:
+        """The id of this process, and Ray's of its node."""
+        import ray
+
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
         """Announce groups (id, size) in the order of issue, before the first request for one of them is sent.

@@ -8,10 +8,13 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 
-from pods_cluster.client import driver
+from pods_cluster.actor_names import NAMESPACE
+from pods_cluster.client import controller_watch, driver
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.client.run_state import read_run_state
 from pods_cluster.config import Config, load_config
@@ -63,20 +66,21 @@ def ended(pid: int, seconds: float) -> bool:
 def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_started_again(
     cluster: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "SILENCE_SECONDS", 5.0)
-    stopped: list[int] = []
+    monkeypatch.setattr(controller_watch, "SILENCE_SECONDS", 5.0)
+    hung: list[int] = []
 
-    def stop_the_process_in_a_step() -> None:
+    def hang_in_a_step() -> None:
         folder, deadline = tmp_path / "hung", time.monotonic() + 240
         while time.monotonic() < deadline:
             metrics = folder / "metrics.jsonl"
             if metrics.exists() and '"timing_s/step"' in metrics.read_text():
-                stopped.append(json.loads((folder / LIVE_FILE).read_text())["pid"])
-                os.kill(stopped[0], signal.SIGSTOP)
+                hung.append(json.loads((folder / LIVE_FILE).read_text())["pid"])
+                controller: Any = ray.get_actor("hung/controller/0", namespace=NAMESPACE)
+                controller.__ray_call__.remote(lambda _: time.sleep(600))  # on its event loop
                 return
             time.sleep(0.05)
 
-    thread = threading.Thread(target=stop_the_process_in_a_step)
+    thread = threading.Thread(target=hang_in_a_step)
     thread.start()
     try:
         with pytest.raises(
@@ -85,8 +89,8 @@ def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_sta
             driver.train(config_of(made, tmp_path, "hung", "run.restarts=0"), live=False)
     finally:
         thread.join()
-    assert stopped
-    assert ended(stopped[0], 60), "the stopped process is left behind"
+    assert hung
+    assert ended(hung[0], 60), "the process that hangs is left behind"
     deadline = time.monotonic() + 60  # what it started lets go of the run's lock a moment later
     while (status := read_run_state(RunFolder.open(tmp_path / "hung"), "hung").status) == "running":
         assert time.monotonic() < deadline, "a run whose process was killed counts as running"
@@ -101,7 +105,7 @@ def test_a_run_that_cannot_be_opened_in_time_is_given_up(
 ) -> None:
     monkeypatch.setattr(driver, "OPEN_SECONDS", 3.0)
     # meanwhile the controller answers: its silence is not what ends this
-    monkeypatch.setattr(driver, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(controller_watch, "SILENCE_SECONDS", 2.0)
     # the rule is imported while the run is opened
     config = config_of(made, tmp_path, "unopened", "selector.rule=tests.client.slow_rule:rule", "selector.settle=abort")
     with pytest.raises(RunError, match=r"unopened/controller/0: .* did not open the run within 3 s"):

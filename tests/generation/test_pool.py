@@ -667,7 +667,8 @@ def test_a_selector_that_takes_no_report_surfaces(monkeypatch: pytest.MonkeyPatc
 
 
 def test_workers_outlive_a_dead_selector_and_begin_again_with_another(make_config: MakeConfig) -> None:
-    dead, reports = start_collector(), Reports(start_collector())
+    dead, second, reports = start_collector(), Reports(start_collector()), Reports(start_collector())
+    groups = [group for group, _ in groups_of(range(3))]
 
     async def body(pool: GeneratorPool) -> None:
         ray.kill(dead)
@@ -675,6 +676,12 @@ def test_workers_outlive_a_dead_selector_and_begin_again_with_another(make_confi
             await pool.submit(portions_of(range(row, row + 1)))
             await asyncio.sleep(0.2)
             assert not await pool.check()
+        # another selector learns of what they hold, and of what comes later; nothing is made again
+        await pool.report_again(second.handle, groups)
+        shards = await asyncio.to_thread(second.wait, groups)
+        (stats,) = (await pool.stats()).workers.values()
+        made = sum(int(shard.lengths.sum()) for each in shards.values() for shard in each)
+        assert stats.engine.generated_tokens == made
         starting = await pool.prepare(60)
         assert not await pool.begin_again(reports.handle)
         pool.admit(starting)
@@ -683,7 +690,7 @@ def test_workers_outlive_a_dead_selector_and_begin_again_with_another(make_confi
         await pool.fail(before, "so that the new one makes them all")
         # the same groups, as a run that goes on from an older state asks for them
         await pool.submit(portions_of(range(3)))
-        await asyncio.to_thread(reports.wait, [group for group, _ in groups_of(range(3))])
+        await asyncio.to_thread(reports.wait, groups)
         assert not await pool.check()
 
     with_pool(make_config(), dead, body)
