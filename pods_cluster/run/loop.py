@@ -38,14 +38,15 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     ├─ calls (`Controller.poll`, `status`, `scale`, `stop`): answered between two awaits of these tasks. The step loop sees
     │     a stop within a second at 4, and else when its step is over.
     │
-    ├─ watch (`LearnerGroup.watch`): asks every rank each 5 s whether it lives; 30 s of silence (120 s while a state is written
-    │     or read) end the loop.
+    ├─ watch (`LearnerGroup.watch`): asks every rank each 2 s whether it lives; 30 s of silence (120 s while a state is written
+    │     or read), or 4 s of one whose process is stopped, end the loop.
     │
     └─ by a queue, not waiting ──▶ recorder thread (`Recorder._drain`): woken by each step, event and sample, at least each
           2 s, and writes it to every sink. A sink that hangs costs lines, not steps.
 
-A task that raises ends the others (`_run_with`). Where the learner or the selector is gone, `recovery` starts it again and the
-loop goes on from the newest state; any other cause ends the run, and is what `pods train` shows.
+A lost selector is replaced by `recovery` while the loop waits for its answer. A task that raises ends the others
+(`_run_with`). Where the learner is gone, `recovery` starts it again and the loop goes on from the newest state; any other cause
+ends the run, and is what `pods train` shows.
 """
 
 from __future__ import annotations
