@@ -67,6 +67,15 @@ class MixedDataConfig(Section):
     """How often each row is served in an epoch; 0.5: half of the rows, chosen by `run.seed`."""
 
 
+class CurriculumConfig(Section):
+    """How often prompts come, by how often they were solved before."""
+
+    target: float = Field(default=0.5, gt=0, lt=1)
+    """The pass rate at which a prompt comes in each epoch."""
+    floor: float = Field(default=0.1, gt=0, le=1)
+    """The chance of an epoch at which prompts come that are always solved, or never."""
+
+
 class DataConfig(Section):
     """The source of prompts, and how they are rendered."""
 
@@ -96,6 +105,9 @@ class DataConfig(Section):
     revisit: float | None = Field(default=None, gt=0, le=1)
     """Skip prompts, before any rollout is made, whose last groups had no signal (GRESO): after z such groups in a row one is
     tried with the chance revisit^z in each epoch, and at the latest in the fifth. null, or 1: none is skipped."""
+    curriculum: CurriculumConfig | None = None
+    """Skip prompts by their past pass rate, before any rollout is made: the further it is from `target`, the more often, and
+    never in more than four epochs in a row. Left out: all prompts come in each epoch."""
     weight: float = Field(default=1.0, gt=0)
     """With `mix`: how often each row is served in an epoch."""
     mix: list[MixedDataConfig] = Field(default_factory=list)

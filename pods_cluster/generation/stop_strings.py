@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,7 @@ class StopStrings:
         self._window = max(len(text.encode()) for text in self.strings) + _MARGIN
         self._last = self._possible_last_tokens()
 
-    def ends(self, token_ids: Sequence[int]) -> bool:
+    def ends(self, token_ids: Sequence[int] | Int64[np.ndarray, " tokens"]) -> bool:
         """Whether a string is whole with the last of these tokens, the first ones of a completion.
 
         None of them was whole before it: the completion would have ended there.
@@ -71,7 +71,7 @@ class StopStrings:
 
         return np.fromiter(map(can_be_last, pairs), bool, count)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def _decode(self, token_ids: Sequence[int] | Int64[np.ndarray, " tokens"]) -> str:
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=False, spaces_between_special_tokens=False)
         )
@@ -96,7 +96,9 @@ class StopStringsByRequest:
             self._known[strings] = StopStrings(self._tokenizer, strings)
         return self._known[strings]
 
-    def ended(self, completions: Iterable[tuple[tuple[str, ...], Sequence[int]]]) -> Bool[np.ndarray, " rows"]:
+    def ended(
+        self, completions: Iterable[tuple[tuple[str, ...], Int64[np.ndarray, " tokens"]]]
+    ) -> Bool[np.ndarray, " rows"]:
         """Whether the last token completes a string, for each pair of stop strings and tokens."""
         found = [(known := self.of(strings)) is not None and known.ends(tokens) for strings, tokens in completions]
         return np.array(found, bool)

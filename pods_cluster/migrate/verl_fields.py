@@ -123,6 +123,7 @@ def translate_verl(given: Mapping[str, Any]) -> Translation:
     fields["generator.engine"] = "transformers" if engine == "hf" else "vllm"
     if engine not in ("vllm", "hf"):
         told.left_out.append(LeftOut("actor_rollout_ref.rollout.name", engine, "the engine is vllm here"))
+    told.drop("data.sampler.class_path", "prompts are chosen by data.curriculum and data.revisit here")
     _pools(told)
     names = take("trainer.project_name"), take("trainer.experiment_name")
     fields["run.name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", str(names[1])).strip("-._") or "verl"

@@ -47,9 +47,9 @@ class RunState:
 
     `stream` and `ledger` are states of the prompt stream and of the staleness ledger. `attempts` are [epoch, row, count]
     of rows that were tried and not trained, `given_up` rows that are left out as they ended every engine, `silent` rows
-    whose last groups had no signal (`PromptHistory.state`). `seconds` the run has worked, and trained on `trained_tokens` of
-    prompts and completions; `rollouts_per_prompt` is the n that it chose last (None: a checkpoint from before it could
-    choose).
+    whose last groups had no signal (`PromptHistory.state`), `pass_rates` the past of the curriculum (`Curriculum.state`).
+    `seconds` the run has worked, and trained on `trained_tokens` of prompts and completions; `rollouts_per_prompt` is the n
+    that it chose last (None: a checkpoint from before it could choose).
     """
 
     step: int
@@ -62,6 +62,7 @@ class RunState:
     attempts: list[list[int]]
     given_up: list[int] = field(default_factory=list)
     silent: list[list[int]] = field(default_factory=list)
+    pass_rates: list[list[float]] = field(default_factory=list)
     rollouts_per_prompt: int | None = None
 
 

@@ -142,8 +142,9 @@ class RunParts:
         self.stream.restore(state.stream)
         self.ledger.restore(state.ledger)
         # of another dataset the rows have other numbers
-        silent = state.silent if self.stream.note is None else []
-        self.assembler.restore_attempts(state.attempts, state.given_up, silent)
+        same = self.stream.note is None
+        silent, pass_rates = (state.silent, state.pass_rates) if same else ([], [])
+        self.assembler.restore_attempts(state.attempts, state.given_up, silent, pass_rates)
         if state.rollouts_per_prompt is not None:
             self.balancer.restore(state.rollouts_per_prompt)
         self.assembler.set_group_size(self.balancer.rollouts)
@@ -164,6 +165,7 @@ class RunParts:
             attempts=self.assembler.attempts_to_save(),
             given_up=self.assembler.rows_given_up,
             silent=self.assembler.silent_rows,
+            pass_rates=self.assembler.pass_rates,
             rollouts_per_prompt=self.balancer.rollouts,
         )
 

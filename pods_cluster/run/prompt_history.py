@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pods_cluster.run.curriculum import Curriculum
 from pods_cluster.selection.rules import group_rng
 from pods_cluster.types import GroupId
 
@@ -19,10 +20,13 @@ _ATTEMPT = 2**62
 
 
 class PromptHistory:
-    """Counts of groups without signal in a row, by row of the dataset. `revisit` None: nothing is skipped."""
+    """Counts of groups without signal in a row, by row of the dataset, beside the `curriculum` of a run, if it has one.
 
-    def __init__(self, revisit: float | None, seed: int) -> None:
-        self.revisit, self._seed = revisit, seed
+    `revisit` None: nothing is skipped for want of a signal.
+    """
+
+    def __init__(self, revisit: float | None, seed: int, curriculum: Curriculum | None = None) -> None:
+        self.revisit, self._seed, self.curriculum = revisit, seed, curriculum
         self._silent: dict[int, tuple[int, int]] = {}  # row -> (groups without signal in a row, epoch of the last one)
 
     def saw(self, epoch: int, row: int, signal: bool) -> None:
@@ -38,6 +42,8 @@ class PromptHistory:
 
     def skips(self, epoch: int, row: int) -> bool:
         """Whether the row is left out in this epoch."""
+        if self.curriculum is not None and self.curriculum.skips(epoch, row):
+            return True
         if self.revisit is None or row not in self._silent:
             return False
         times, last = self._silent[row]

@@ -11,6 +11,7 @@ from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.continuous_issue import ContinuousIssue
+from pods_cluster.run.curriculum import Curriculum
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.instructions import POLL_SECONDS, pass_instructions
 from pods_cluster.run.issued_groups import IssuedGroups
@@ -20,6 +21,7 @@ from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_numbers import Tally
+from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.selection.select import NO_SIGNAL_SPREAD
 from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
@@ -54,7 +56,9 @@ class Assembler:
     ) -> None:
         self.config = config
         self.pool, self.selector = pool, selector
-        self._supply = PromptSupply(stream, notice, PromptHistory(config.data.revisit, config.run.seed))
+        self._supply = PromptSupply(
+            stream, notice, PromptHistory(config.data.revisit, config.run.seed, Curriculum.of(config))
+        )
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected, self._on_dropped = on_failure, on_selected, on_dropped
         self._group_size = config.generator.rollouts_per_prompt
@@ -126,7 +130,7 @@ class Assembler:
                 self._lengths.seen(selection.group.row, stats.length_mean)
                 # with `no_signal: keep` groups without one are selected too
                 spread = float(selection.rewards.max() - selection.rewards.min())
-                self._remember(selection.group, signal=spread > NO_SIGNAL_SPREAD)
+                self._remember(selection.group, stats, signal=spread > NO_SIGNAL_SPREAD)
             self._supply.finished([item.group for item in (*decision.selections, *decision.fates)])
             if decision.selections:
                 selections.extend(decision.selections)
@@ -145,7 +149,7 @@ class Assembler:
                 tally.ended(ended.fate, ended.stats)
                 self._lengths.seen(ended.group.row, ended.stats.length_mean)
                 if ended.fate is Fate.NO_SIGNAL:
-                    self._remember(ended.group, signal=False)
+                    self._remember(ended.group, ended.stats, signal=False)
                 replace = ended.fate is not Fate.NO_SIGNAL or self.config.selector.no_signal == "replace"
                 if replace and tally.replaced < replacements:
                     tally.replaced += 1
@@ -230,13 +234,24 @@ class Assembler:
         """Rows whose last groups had no signal, for a checkpoint (`PromptHistory.state`)."""
         return self._supply.history.state()
 
+    @property
+    def pass_rates(self) -> list[list[float]]:
+        """Past pass rates, for a checkpoint (`Curriculum.state`)."""
+        return [] if self._supply.history.curriculum is None else self._supply.history.curriculum.state()
+
     def restore_attempts(
-        self, attempts: Iterable[Sequence[int]], given_up: Iterable[int] = (), silent: Iterable[Sequence[int]] = ()
+        self,
+        attempts: Iterable[Sequence[int]],
+        given_up: Iterable[int] = (),
+        silent: Iterable[Sequence[int]] = (),
+        pass_rates: Iterable[Sequence[float]] = (),
     ) -> None:
-        """Go on with the attempts, the rows given up and those without signal of a checkpoint, whose stream has been
-        restored."""
+        """Go on with the attempts, the rows given up, those without signal and the pass rates of a checkpoint, whose stream
+        has been restored."""
         self._supply.count_from_here()
         self._supply.history.restore(silent)
+        if self._supply.history.curriculum is not None:
+            self._supply.history.curriculum.restore(pass_rates)
         self._supply.restore_given_up(given_up)
         self.groups.restore_attempts(attempts)
 
@@ -281,8 +296,10 @@ class Assembler:
         )
         return len(groups)
 
-    def _remember(self, group: GroupId, *, signal: bool) -> None:
+    def _remember(self, group: GroupId, stats: GroupStats, *, signal: bool) -> None:
         self._supply.history.saw(group.epoch, group.row, signal)
+        if self._supply.history.curriculum is not None:
+            self._supply.history.curriculum.saw(group.epoch, group.row, stats)
 
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.groups.end(group, fate)

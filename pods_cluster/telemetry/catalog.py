@@ -85,7 +85,7 @@ _GROUPS = (
     Metric("data/prompts_served", "prompts", "Prompts taken from the dataset's stream, those served again counted again.", COUNT),
     Metric("data/prompts_dropped_unrenderable", "prompts", "Rows that could not be rendered, left out.", COUNT),
     Metric("data/prompts_given_up", "prompts", "Rows whose rollouts ended every engine, left out.", COUNT),
-    Metric("data/prompts_skipped", "prompts", "Rows skipped because their last groups had no signal (`data.revisit`).", COUNT),
+    Metric("data/prompts_skipped", "prompts", "Rows skipped by signal (`data.revisit`) or pass rate (`data.curriculum`).", COUNT),
     Metric("data/prompts_dropped_overlong", "prompts", "Prompts longer than `data.max_prompt_tokens`, dropped.", COUNT),
 )  # fmt: skip
 

@@ -93,7 +93,13 @@ def test_fields_that_are_named_are_in_the_configuration(page: Page) -> None:
 
 
 MIGRATION = Path("docs/migrate.md")
-VERL = {"data.train_files", "data.train_batch_size", "data.max_prompt_length", "data.max_response_length"}
+VERL = {
+    "data.train_files",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.sampler.class_path",
+}
 
 
 def _is_field(parts: list[str], section: Any = Config) -> bool:

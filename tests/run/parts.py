@@ -244,12 +244,13 @@ class Pool(Membership):
                 self.size,
                 2,
                 np.array(indices, dtype=np.int32),
-                np.array([self.rewards(group, index) for index in indices], dtype=np.float64),
+                rewards := np.array([self.rewards(group, index) for index in indices], dtype=np.float64),
                 np.full(n, 3, dtype=np.int32),
                 np.full(n, self.submitted[group], dtype=np.int32),
                 np.full(n, self.submitted[group], dtype=np.int32),
                 np.zeros(n, dtype=np.bool_),
                 np.zeros(n, dtype=np.bool_),
+                {"exact_match": rewards},
             )
         )
 

@@ -63,6 +63,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path):
         "attempts": [[0, 4, 1]],
         "given_up": [7],
         "silent": [[3, 2, 0]],
+        "pass_rates": [[3, 0.1, 0]],
         "rollouts_per_prompt": 8,
     }
     (path / "state.json").write_text(json.dumps({"format": 1, **state}))
