@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,9 +251,10 @@ class FaultedRun:
         return [title_of(process) for process in left]
 
     def ports_left(self) -> list[int]:
-        """Ports at which the run listened and something still does."""
-        listening = {int(line.split()[1].rsplit(":", 1)[1], 16) for line in _sockets() if line.split()[3] == "0A"}
-        return sorted(self.ports & listening)
+        """Ports at which the run listened and a process of it, or none that is known, still does."""
+        there = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr]
+        left = {getattr(each.laddr, "port", 0) for each in there if each.pid is None or each.pid in self.watched}
+        return sorted(self.ports & left)
 
 
 def _grown(slopes: Sequence[tuple[float, float, float]]) -> dict[str, float]:
@@ -265,12 +266,6 @@ def _grown(slopes: Sequence[tuple[float, float, float]]) -> dict[str, float]:
         "largest_mib_per_hour": max(memory),
         "handles_per_hour": statistics.median(handles),
     }
-
-
-def _sockets() -> Iterator[str]:
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            yield from Path(f"/proc/net/{table}").read_text().splitlines()[1:]
 
 
 def title_of(process: psutil.Process) -> str:
