@@ -32,8 +32,6 @@ TITLES = {
     "command": "pods_cluster.client.cli",
 }
 """By what a process of each role is known: its title, or a part of its command line."""
-ENDS = ("gcs", "command")
-"""Roles whose fault ends the command; it is started again with `--resume`."""
 LOOK_SECONDS = 0.05
 SAMPLE_SECONDS = 5.0
 FIRST_SECONDS = 60.0
@@ -130,18 +128,18 @@ class FaultedRun:
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(fault.signal)
         began = time.monotonic()
-        down = None
-        if fault.role in ENDS:
-            self._wait(lambda: False, limit, to_its_end=True)
-            down = time.monotonic() - began
+        goes_on = lambda: fault.role != "command" and self.made > there + 1  # noqa: E731
+        on = self._wait(goes_on, limit, to_its_end=True)
+        if fault.role == "command" or (
+            not on and self.process.returncode
+        ):  # it ended, rightly or not: as a user goes on
             self.exit_codes.append(self.process.wait())
             self.process = self._start("--resume")
-        on = self._wait(lambda: self.made > there + 1, limit, to_its_end=True)
+            on = self._wait(lambda: self.made > there + 1, limit, to_its_end=True)
         return {
             "step": step,
             "fault": str(fault),
             "seconds": time.monotonic() - began if on else None,
-            "until_end": down,
             "steps_again": self.made - there - (self.standing - step),
         }
 

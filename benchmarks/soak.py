@@ -18,6 +18,7 @@ import os
 import random
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,12 +37,13 @@ KILLS = (
     *(Fault(role) for role in ("generator", "learner", "selector", "controller", "scorer")),
     Fault("generator", all=True),
     Fault("learner", all=True),
+    Fault("gcs"),
     Fault("command"),
     Fault("command", "end"),
 )
-SLOW = (*(Fault(role, "stop") for role in ("generator", "learner", "selector", "controller", "scorer")), Fault("gcs"))
+SLOW = tuple(Fault(role, "stop") for role in ("generator", "learner", "selector", "controller", "scorer", "gcs"))
 """What is noticed by silence, after some seconds; one of these each round."""
-EXACT = ("learner", "selector", "controller", "command")
+EXACT = ("learner", "selector", "controller", "gcs", "command")
 """What fails without a trace in the weights: all else goes on from a state, with the same random streams. A lost generator's
 groups come again as other attempts, and a killed scorer's reward is left out."""
 QUICK = (
@@ -57,7 +59,10 @@ QUICK = (
     "run.checkpoint.copy_every=5",
 )
 """Steps of a fraction of a second."""
-COLUMNS = ("step", "fault", "seconds", "until_end", "steps_again")
+MOMENT_SECONDS = 0.5
+"""Longest time from a step's record to the fault, drawn anew each time: it comes while rollouts are made, in the update, while
+weights are sent, while a copy is written."""
+COLUMNS = ("step", "fault", "seconds", "steps_again")
 
 
 def schedule_of(
@@ -84,7 +89,7 @@ class Soak:
     ) -> None:
         self._shared = set(os.listdir("/dev/shm"))
         settings = [*settings, f"run.steps={steps}"]
-        self.steps = steps
+        self.steps, self.seed = steps, seed
         self.run = FaultedRun(folder, "soak", [*settings, f"run.seed={seed}"], minutes=minutes)
         self.baselines = [
             FaultedRun(folder, f"baseline-{each}", [*settings, f"run.seed={each}"], minutes=minutes)
@@ -100,6 +105,7 @@ class Soak:
             for step, fault in schedule:
                 if not self.run.wait_for_step(step, limit):
                     break
+                time.sleep(random.Random(f"{self.seed} {step}").uniform(0.0, MOMENT_SECONDS))
                 if (cost := self.run.do(fault, limit)) is not None:
                     self.faults.append(cost)
                     print(json.dumps(cost), flush=True)
