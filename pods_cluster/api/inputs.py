@@ -55,8 +55,8 @@ def held_rows(dataset: Any, field: str) -> HeldRows | None:
 
     if isinstance(dataset, IterableDataset | IterableDatasetDict):
         raise ConfigError(
-            f"{field}: a streaming dataset has no rows by number, which resuming needs; load it without streaming=True, or "
-            f"take a part: Dataset.from_list(list(stream.take(10_000)))"
+            f"{field}: a streaming dataset has no rows by number, which resuming needs; give its path or name with "
+            f"data.streaming: true, load it without streaming=True, or take a part: Dataset.from_list(list(stream.take(10_000)))"
         )
     if isinstance(dataset, DatasetDict):
         split = "train" if "train" in dataset else next(iter(dataset), None)

@@ -17,12 +17,12 @@ from rich.table import Table
 from pods_cluster import __version__
 from pods_cluster.client import MissingPackage, plan_command
 from pods_cluster.client.compare_command import compare_runs
-from pods_cluster.client.completion import override_names
 from pods_cluster.client.figure_command import figure
 from pods_cluster.client.import_command import import_settings
 from pods_cluster.client.init_command import init
 from pods_cluster.client.run_commands import add_to
 from pods_cluster.client.sweep_command import sweep
+from pods_cluster.client.train_command import ConfigPath, Overrides, train
 from pods_cluster.config import Config, ConfigError, load_config
 from pods_cluster.run.ray_access import use_ray_token
 
@@ -32,42 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement learning of language models with separately scaled generators and learners.",
 )
-ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run's configuration.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Overrides, as in learner.learning_rate=1e-5.", autocompletion=override_names
-    ),
-]
-
-
-@app.command()
-def train(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="One line a step in place of the live display.")] = False,
-) -> None:
-    """Train a model: `pods train run.yaml learner.workers=2`."""
-    from pods_cluster.client.refusals import how_to_resume, refuse_start
-    from pods_cluster.telemetry.report import render
-
-    loaded, console = load_config(config, overrides or []), Console()
-    refuse_start(loaded, resume=resume)
-    from pods_cluster.client.driver import train as run
-
-    again = "pods train " + shlex.join([str(config), *(overrides or []), "--resume"])
-    try:
-        summary = run(loaded, resume=resume, console=console, live=False if plain else None)
-    except Exception as error:
-        if hint := how_to_resume(loaded, again):
-            error.add_note(hint)
-        raise
-    console.print(render(summary))
-    if summary.status == "stopped" and (hint := how_to_resume(loaded, again)):
-        console.print(hint, markup=False, highlight=False, soft_wrap=True)
-    if summary.trained_nothing:
-        raise typer.Exit(1)
+app.command()(train)
 
 
 @app.command()

@@ -9,7 +9,8 @@ import typer
 import yaml
 from rich.console import Console
 
-from pods_cluster.config import ConfigError, build_config
+from pods_cluster.client.train_command import train
+from pods_cluster.config import ConfigError, build_config, parse_config
 from pods_cluster.config.load import changed
 from pods_cluster.migrate.command_lines import parse_flags, parse_overrides
 from pods_cluster.migrate.translation import Translation
@@ -23,11 +24,22 @@ def import_settings(
         list[str] | None, typer.Argument(metavar="WORDS", help="Its command line, as it is typed there.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; left out: printed.")] = None,
+    start: Annotated[
+        bool, typer.Option("--train", help="Train with it at once; without --output in NAME.yaml, by the run's name.")
+    ] = False,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --train: a field of ours, as in generator.workers=2."),
+    ] = None,
 ) -> None:
     """Turn another trainer's command into a run's YAML: `pods import verl -o run.yaml -- data.train_files=…`."""
+    text, told = imported(trainer, words or [])
+    if fields and not start:
+        raise ConfigError(f"--set: {fields} is for --train; change the file, or give them to pods train")
+    if start and output is None:
+        output = Path(f"{parse_config(text).run.name}.yaml")
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; give another file, or remove it")
-    text, told = imported(trainer, words or [])
     console = Console(stderr=True)
     if output is None:
         print(text, end="")
@@ -42,6 +54,9 @@ def import_settings(
             console.print(f"{title}:", style="yellow" if matters else "dim", highlight=False)
         for item in lines:
             console.print(f"  - {item}", markup=False, highlight=False, soft_wrap=True)
+    if start:
+        assert output is not None
+        train(output, fields)
 
 
 def imported(trainer: str, words: list[str]) -> tuple[str, Translation]:

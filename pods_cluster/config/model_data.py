@@ -102,6 +102,11 @@ class DataConfig(Section):
     """A new seeded order each epoch; false: the file's order."""
     rows: int | None = Field(default=None, ge=1)
     """Number of rows to train on, from the first; left out: all."""
+    streaming: bool = False
+    """Read rows from their JSONL or parquet files (here or on the hub) when they are served, in place of making a table of
+    all first."""
+    shuffle_buffer: int = Field(default=10_000, ge=1)
+    """With `streaming`: rows that are read together and shuffled among themselves; twice as many are in memory at most."""
     revisit: float | None = Field(default=None, gt=0, le=1)
     """Skip prompts, before any rollout is made, whose last groups had no signal (GRESO): after z such groups in a row one is
     tried with the chance revisit^z in each epoch, and at the latest in the fifth. null, or 1: none is skipped."""

@@ -62,6 +62,11 @@ class Config(Section):
                 f"selector.keep: {m} rollouts cannot be kept of generator.rollouts_per_prompt: {n}; "
                 f"lower selector.keep or raise generator.rollouts_per_prompt"
             )
+        if self.data.streaming and self.data.mix:
+            yield (
+                "data.mix: several datasets are mixed as one table, which data.streaming: true does not make; put their files "
+                "into one folder, or set streaming: false"
+            )
         longest = self.data.max_prompt_tokens + self.generator.max_tokens
         if self.learner.tokens_per_microbatch < longest:
             yield (

@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from pods_cluster.config import DataConfig, MixedDataConfig
 from pods_cluster.data.errors import DataError
 from pods_cluster.data.source import Source, load_source
+from pods_cluster.data.streamed_source import stream_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,16 +24,18 @@ def load_training_rows(data: DataConfig, seed: int) -> Source:
 
     The columns of prompt and answer get the names that they have in `data`. Raises DataError naming the field.
     """
+    if data.streaming:
+        return stream_source(data.path, data.name, data.split, data.rows, data.shuffle_buffer)
     main = load_source(data.path, data.name, data.split, data.rows)
     if not data.mix:
         return main
     from datasets import concatenate_datasets
 
-    parts = [_weighted(main.rows, data.weight, seed, 0)]
+    parts = [_weighted(main.table, data.weight, seed, 0)]
     for index, part in enumerate(data.mix):
         field = f"data.mix.{index}"
         source = load_source(part.path, part.name, part.split, part.rows, field=field)
-        rows = _renamed(source.rows, part, data, field)
+        rows = _renamed(source.table, part, data, field)
         parts.append(_weighted(rows, part.weight, seed, index + 1))
     try:
         whole = concatenate_datasets(parts)

@@ -14,6 +14,7 @@ from pods_cluster.data.render import PromptRenderer
 from pods_cluster.data.row_range import parse_split
 from pods_cluster.data.source import FORMATS, Source, first_blank, load_source
 from pods_cluster.data.stream import PromptStream
+from pods_cluster.data.streamed import StreamedRows
 from pods_cluster.data.tokenizer import PromptTokenizer
 from pods_cluster.data.written_values import answers_as_written, holds_text
 from pods_cluster.types import Prompt
@@ -122,6 +123,9 @@ def _resolved(path: str) -> str:
 
 def _renderer(config: Config, source: Source, tokenizer: PromptTokenizer, field: str) -> PromptRenderer:
     layout = recognise(source.rows.column_names, source.rows[0], config.data)
+    if isinstance(source.rows, StreamedRows):
+        answers = None if layout.answer is None else source.rows.answers(layout.answer)
+        return PromptRenderer(config, layout, tokenizer, answers)
     blank = first_blank(source.rows, layout.prompt)
     if blank is not None:
         raise RowError(
@@ -136,7 +140,7 @@ def _written_answers(source: Source, layout: Layout) -> list[str | None] | None:
     path = Path(source.origin[0])
     if FORMATS.get(path.suffix.lower()) != "json" or not path.is_file() or layout.answer is None:
         return None
-    if holds_text(source.rows.features, layout.answer):
+    if isinstance(source.rows, StreamedRows) or holds_text(source.rows.features, layout.answer):
         return None
     written = answers_as_written(path, layout.answer)
     return [written[index] for index in source.span] if len(written) == source.whole else None

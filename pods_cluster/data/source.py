@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pods_cluster.data.errors import DataError, closest
 from pods_cluster.data.json_faults import first_fault, half_pair, is_utf8, read_objects
 from pods_cluster.data.row_range import Split, parse_split
+from pods_cluster.data.streamed import StreamedRows
 from pods_cluster.data.written_values import holds_times
 
 if TYPE_CHECKING:
@@ -42,13 +43,20 @@ class Source:
     the part of its rows that was taken: two sources share rows when their origins are equal and their spans meet.
     """
 
-    rows: Dataset
+    rows: Dataset | StreamedRows
     origin: tuple[str, str, str]
     span: range
     whole: int
 
     def __str__(self) -> str:
         return " ".join(part for part in self.origin if part)
+
+    @property
+    def table(self) -> Dataset:
+        """The rows, which are a table. Raises TypeError where they are streamed."""
+        if isinstance(self.rows, StreamedRows):
+            raise TypeError(f"{self}: the rows are streamed")
+        return self.rows
 
 
 def load_source(path: str, name: str | None, split: str, limit: int | None = None, *, field: str = "data") -> Source:
@@ -62,10 +70,10 @@ def load_source(path: str, name: str | None, split: str, limit: int | None = Non
     wanted = parse_split(split, f"{field}.split")
     place = Path(path).expanduser()
     if place.is_file():
-        _refuse_subset(path, name, field)
+        refuse_subset(path, name, field)
         dataset, origin = _load_file(place, path, field), (str(place.resolve()), "", "")
-    elif place.is_dir() and _is_saved(place):
-        _refuse_subset(path, name, field)
+    elif place.is_dir() and is_saved(place):
+        refuse_subset(path, name, field)
         dataset, part = _load_saved(place, path, wanted, field)
         origin = (str(place.resolve()), "", part)
     elif place.is_dir():
@@ -139,7 +147,7 @@ def _from_objects(objects: list[dict[str, Any]], path: str, field: str) -> Datas
         return Dataset.from_dict(columns, on_mixed_types="use_json")
     except Exception as error:
         raise DataError(
-            f"{field}.path: {path!r} cannot be held as a table ({_cause(error)}); write numbers beyond 64 bits as texts"
+            f"{field}.path: {path!r} cannot be held as a table ({cause_of(error)}); write numbers beyond 64 bits as texts"
         ) from error
 
 
@@ -170,7 +178,7 @@ def _load_folder(place: Path, path: str, name: str | None, wanted: Split, field:
     return _subsets(load, path, name, wanted, field)
 
 
-def _is_saved(place: Path) -> bool:
+def is_saved(place: Path) -> bool:
     return (place / "dataset_dict.json").is_file() or (place / "state.json").is_file()
 
 
@@ -181,11 +189,11 @@ def _load_saved(place: Path, path: str, wanted: Split, field: str) -> tuple[Data
         found = load_from_disk(str(place))
     except Exception as error:
         raise DataError(
-            f"{field}.path: {path!r} is a saved dataset that cannot be loaded ({_cause(error)}); save it again"
+            f"{field}.path: {path!r} is a saved dataset that cannot be loaded ({cause_of(error)}); save it again"
         ) from error
     if isinstance(found, Dataset):
         return found, ""
-    return _pick(found, path, wanted, field), wanted.name
+    return pick_split(found, path, wanted, field), wanted.name
 
 
 def _load_hub(path: str, name: str | None, wanted: Split, field: str) -> Dataset:
@@ -206,7 +214,7 @@ def _load_hub(path: str, name: str | None, wanted: Split, field: str) -> Dataset
                 raise DataError(f"{field}.name: {subset!r} is not a subset of {path!r}: {text}") from error
             raise DataError(
                 f"{field}.path: {path!r} could not be loaded. Tried: the file or folder {Path(path).absolute()} "
-                f"(does not exist); the Hugging Face hub and its local cache ({_cause(error)}). Give the path of a "
+                f"(does not exist); the Hugging Face hub and its local cache ({cause_of(error)}). Give the path of a "
                 f"downloaded copy, correct the name, or make the hub reachable (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE)"
             ) from error
 
@@ -218,7 +226,7 @@ def _subsets(load: Callable[[str | None], Any], path: str, name: str | None, wan
     names = [None] if name is None else [part.strip() for part in name.split("+")]
     if "" in names or len(set(names)) < len(names):
         raise DataError(f"{field}.name: {name!r} names an empty subset or one twice; write them as in algebra+geometry")
-    parts = [_pick(load(part), path, wanted, field) for part in names]
+    parts = [pick_split(load(part), path, wanted, field) for part in names]
     if len(parts) == 1:
         return parts[0]
     from datasets import concatenate_datasets
@@ -227,11 +235,11 @@ def _subsets(load: Callable[[str | None], Any], path: str, name: str | None, wan
         return concatenate_datasets(parts)
     except Exception as error:
         raise DataError(
-            f"{field}.name: the subsets {name!r} of {path!r} do not have the same columns ({_cause(error)}); name fewer"
+            f"{field}.name: the subsets {name!r} of {path!r} do not have the same columns ({cause_of(error)}); name fewer"
         ) from error
 
 
-def _pick(found: Any, path: str, wanted: Split, field: str) -> Dataset:
+def pick_split(found: Any, path: str, wanted: Split, field: str) -> Dataset:
     if wanted.name not in found:
         raise DataError(
             f"{field}.split: {wanted.name!r} is not a split of {path!r}{closest(wanted.name, found)}; "
@@ -240,7 +248,7 @@ def _pick(found: Any, path: str, wanted: Split, field: str) -> Dataset:
     return found[wanted.name]
 
 
-def _refuse_subset(path: str, name: str | None, field: str) -> None:
+def refuse_subset(path: str, name: str | None, field: str) -> None:
     if name is not None:
         raise DataError(f"{field}.name: {name!r} picks a subset of a hub dataset, but {path!r} is local; leave it out")
 
@@ -262,10 +270,10 @@ def _unreadable(files: list[Path], path: str, error: Exception, field: str) -> s
             where = "" if len(files) == 1 else f"{file.name}: "
             return f"{field}.path: {path!r}: {where}{fault}; correct or remove it"
     kind = FORMATS[files[0].suffix.lower()]
-    return f"{field}.path: {path!r} cannot be read as {kind} ({_cause(error)}); write the file again or convert it"
+    return f"{field}.path: {path!r} cannot be read as {kind} ({cause_of(error)}); write the file again or convert it"
 
 
-def _cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """Return the innermost reason: the library wraps it in errors that say only that something failed."""
     while (inner := error.__cause__ or error.__context__) is not None and type(error).__module__.startswith("datasets"):
         error = inner

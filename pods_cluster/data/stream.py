@@ -12,30 +12,23 @@ import numpy as np
 from jaxtyping import Int64
 
 from pods_cluster.data.errors import DataError, RowError
+from pods_cluster.data.order import epoch_order
 from pods_cluster.data.source import Rows
+from pods_cluster.data.streamed import StreamedRows
 from pods_cluster.types import GroupId, Prompt
 
 Render = Callable[[int, int, Mapping[str, Any]], Prompt]
 
-_STREAM = 0x70726F6D70740000  # sets the order apart from every other use of the run's seed
 _SAMPLED_ROWS = 32
 FAILED_ROWS = 100
 """Number of first rows that, when all of them fail to render, mean that the configuration is at fault."""
 REMEMBERED_FAILURES = 20
 
 
-def epoch_order(seed: int, epoch: int, rows: int) -> Int64[np.ndarray, " rows"]:
-    """Return a permutation of `rows` row indices, as a pure function of the arguments.
-
-    It sorts the raw output of PCG64, which NumPy keeps stable across releases, unlike `Generator.permutation`: a run
-    resumes in the same order after an upgrade.
-    """
-    bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_STREAM, epoch)))
-    return np.argsort(bits.random_raw(rows), kind="stable")
-
-
 def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
     """Identify a dataset by its number of rows, its columns, and a hash of rows spread evenly over it."""
+    if isinstance(rows, StreamedRows):
+        return rows.fingerprint()
     picked = np.unique(np.linspace(0, len(rows) - 1, num=min(len(rows), _SAMPLED_ROWS)).astype(int)).tolist()
     digest = hashlib.sha256()
     for index in picked:
@@ -239,7 +232,11 @@ class PromptStream:
         self._order = self._order_of(self.epoch)
 
     def _order_of(self, epoch: int) -> Int64[np.ndarray, " rows"]:
-        return epoch_order(self.seed, epoch, len(self)) if self.shuffle else np.arange(len(self))
+        if not self.shuffle:
+            return np.arange(len(self))
+        if isinstance(self.rows, StreamedRows):
+            return self.rows.order(self.seed, epoch)
+        return epoch_order(self.seed, epoch, len(self))
 
     def _check_served(self, places: list[tuple[int, int]]) -> None:
         current = [row for epoch, row in places if epoch == self.epoch]

@@ -8,8 +8,10 @@ from typing import Any
 
 from pods_cluster.data.errors import RowError
 from pods_cluster.data.layout import TOOLS
+from pods_cluster.data.order import epoch_order
 from pods_cluster.data.render import PromptRenderer
-from pods_cluster.data.stream import PromptStream, epoch_order
+from pods_cluster.data.stream import PromptStream
+from pods_cluster.data.streamed import StreamedRows
 from pods_cluster.data.written_values import value_at
 
 SECONDS = 10.0
@@ -30,12 +32,13 @@ def survey(
     booleans = unanswered = 0
     tools_row: int | None = None
     deadline, looked = clock() + seconds, 0
-    for row in epoch_order(stream.seed, 0, len(rows)).tolist():
+    order = rows.order(stream.seed, 0) if isinstance(rows, StreamedRows) else epoch_order(stream.seed, 0, len(rows))
+    for row in order.tolist():
         if looked and clock() > deadline:
             break
         looked += 1
-        values = rows[row]
         try:
+            values = rows[row]
             prompt = render(0, row, values)
         except RowError as error:
             unrenderable[row] = error

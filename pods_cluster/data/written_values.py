@@ -26,6 +26,11 @@ def answers_as_written(path: Path, keys: Sequence[str]) -> list[str | None]:
     return [_at(row, keys) for row in _rows(path)]
 
 
+def written_row(line: bytes, keys: Sequence[str]) -> str | None:
+    """The value under `keys` of one line of JSON, as `answers_as_written` has it. Raises ValueError for another text."""
+    return _at(json.loads(line, parse_float=_Number, parse_int=_Number, parse_constant=_Number), keys)
+
+
 def as_text(value: Any) -> str | None:
     """Turn a value of a table into the text that rewards compare: whole floats without `.0`, dates in ISO form."""
     if value is None or isinstance(value, str):

@@ -149,6 +149,7 @@ def problem(*overrides: str) -> str:
             "use relay: auto, or transport: gloo",
         ),
         (["weights={transport: nccl, relay: node}"], "weights.relay", "'node'", "use relay: auto, or transport: gloo"),
+        (["data.streaming=true", "data.mix=[{path: b.jsonl}]"], "data.mix", "streaming", "set streaming: false"),
         (["run.max_seconds=0"], "run.max_seconds", "0", "greater than 0"),
         (["run.eval.every=5"], "run.eval.every", "5", "add data.eval (path or split), or set run.eval.every: 0"),
         (["run.steps=0"], "run.steps", "0", "greater than or equal to 1"),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from pods_cluster.config import Config
 from pods_cluster.data import DataError, PromptStream, RowError, load_eval, load_prompts
-from pods_cluster.data.stream import dataset_fingerprint, epoch_order
+from pods_cluster.data.order import epoch_order
+from pods_cluster.data.stream import dataset_fingerprint
 from pods_cluster.types import GroupId, Prompt
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
