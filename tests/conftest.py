@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import warm_workers
 from tests.heavy import HEAVY_IMPORTS, UNIT_OF, UNITS
 from tests.law import QUICK
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 # Processes that a test starts find this code and these tests.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+if str(ROOT) not in (paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *paths]))
 os.environ.setdefault("PODS_STRICT_METRICS", "1")
 # Ray would start an idle process for each CPU slot of a cluster, but an actor with environment variables of its own, as
 # workers and ranks have them, gets another one.
@@ -43,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # Hundreds of thousands of objects live as long as the process does, once torch and its like are imported: a
         # collector that looks at them again and again takes a third of the time.
         gc.set_threshold(100_000, 20, 20)
+    elif not hasattr(config, "workerinput"):  # the processes of `-n` share it
+        warm_workers.start()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -76,6 +80,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _module(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's workers start as a user's do, and descend from the command that the test runs."""
+    monkeypatch.delenv(warm_workers.VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -73,5 +73,6 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),
     ("docs/test_wheel.py",),
+    ("test_warm_workers.py",),
 )
 UNIT_OF = {f"tests/{module}": place for place, unit in enumerate(UNITS) for module in unit}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+from collections.abc import Iterator
+from unittest import mock
 
 import ray
+from ray._private import services
+from ray._private.node import Node
 
 from pods_cluster.actor_names import NAMESPACE
 
@@ -15,6 +20,19 @@ ATTEMPTS = 3
 """Ray gives its own start 30 seconds, which a busy machine may not keep."""
 
 
+@contextlib.contextmanager
+def without_onlookers() -> Iterator[None]:
+    """Within, Ray starts without the processes that only look on, and compute as long as the cluster lives: those of its
+    log monitor, its dashboard (as where that fails to start), and its autoscaler.
+    """
+    with (
+        mock.patch.object(Node, "start_log_monitor"),
+        mock.patch.object(Node, "start_monitor"),
+        mock.patch.object(services, "start_api_server", return_value=(None, None)),
+    ):
+        yield
+
+
 class RayCluster:
     """At most one cluster at a time, of this process alone."""
 
@@ -22,8 +40,8 @@ class RayCluster:
         self._has: tuple[int, dict[str, float]] | None = None
 
     def use(self, cards: int = 0, **resources: float) -> None:
-        """A cluster with these GPUs, on which nobody computes, and custom resources: the one that is up, if it has just
-        these.
+        """A cluster with these GPUs, on which nobody computes, and custom resources (as an autoscaler
+        has them, which is there then): the one that is up, if it has just these.
         """
         if self._has == (cards, resources):
             return
@@ -32,16 +50,17 @@ class RayCluster:
         os.environ.pop("RAY_ADDRESS", None)
         for attempt in range(ATTEMPTS):
             try:
-                ray.init(
-                    address="local",
-                    num_cpus=CPUS,
-                    num_gpus=cards,
-                    resources=resources,
-                    namespace=NAMESPACE,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="error",
-                )
+                with contextlib.nullcontext() if resources else without_onlookers():
+                    ray.init(
+                        address="local",
+                        num_cpus=CPUS,
+                        num_gpus=cards,
+                        resources=resources,
+                        namespace=NAMESPACE,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level="error",
+                    )
                 break
             except Exception:
                 ray.shutdown()

@@ -1,4 +1,5 @@
-"""`pods train` as its user types it: run, interrupt, resume, evaluate. Separate processes, a Ray cluster of their own."""
+"""`pods train` as its user types it: run, interrupt, resume, evaluate. Separate processes, the first two with a Ray cluster of
+their own."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from safetensors.torch import load_file
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.run_folder import RunFolder
-from tests.client.command import environment, pods, run
+from tests.client.command import environment, on_cluster, pods, run
 from tests.tiny_run import Made
 
 SETTINGS = [
@@ -58,7 +59,7 @@ def listening_elsewhere(pid: int) -> list[str]:
 def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
     """Start a run, send Ctrl-C when its metrics reach `step`, and wait for its end."""
     with subprocess.Popen(
-        pods(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+        pods(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(cold=True)
     ) as process:
         deadline = time.monotonic() + 240
         metrics = folder / "metrics.jsonl"
@@ -78,9 +79,9 @@ def interrupt_after(step: int, folder: Path, *command: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow  # three commands, each with processes of its own
-def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_path: Path):
+def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(cluster: None, made: Made, tmp_path: Path):
     broken = ("train", "--plain", str(CONFIG), *arguments(made, tmp_path, "broken"))
-    # Two commands at a time, each with a cluster of its own: most of their time they wait for processes to come up.
+    # Two commands at a time, the first two with a cluster of their own: most of their time they wait for processes to come up.
     with ThreadPoolExecutor(1) as beside:
         unbroken = beside.submit(run, "train", "--plain", str(CONFIG), *arguments(made, tmp_path, "whole"))
         code, output = interrupt_after(2, tmp_path / "broken", *broken)
@@ -91,8 +92,8 @@ def test_an_interrupted_and_resumed_run_equals_an_unbroken_one(made: Made, tmp_p
         stopped = RunFolder.open(tmp_path / "broken")
         reached = max(record["step"] for record in stopped.read_metrics())
         assert 2 <= reached < 5, output
-        evaluated = beside.submit(run, "eval", "--json", str(tmp_path / "whole"))
-        resumed = run(*broken, "--resume", "run.checkpoint.keep=2")
+        evaluated = beside.submit(run, "eval", "--json", str(tmp_path / "whole"), env=on_cluster())
+        resumed = run(*broken, "--resume", "run.checkpoint.keep=2", env=on_cluster())
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr
         evaluation = evaluated.result()
 
@@ -234,8 +235,9 @@ def test_the_controller_needs_neither_torch_nor_transformers():
     assert result.returncode == 0, result.stderr
 
 
-def test_pools_larger_than_the_cluster_are_refused(made: Made, tmp_path: Path):
-    result = run("train", str(CONFIG), *arguments(made, tmp_path, "large"), "generator.gpus_per_worker=4")
+def test_pools_larger_than_the_cluster_are_refused(cluster: None, made: Made, tmp_path: Path):
+    large = ["train", str(CONFIG), *arguments(made, tmp_path, "large"), "generator.gpus_per_worker=4"]
+    result = run(*large, env=on_cluster())
     assert result.returncode == 1
     assert "need 4 GPUs, the cluster has 0" in result.stderr
     assert not (tmp_path / "large").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
-from tests.client.command import run
+from tests.client.command import on_cluster, run
 from tests.tiny_run import Made
 
 REWARD = """
@@ -26,11 +26,12 @@ def judge(completions, **kwargs):
 
 
 @pytest.mark.slow  # waits for deadlines
-def test_a_reward_that_never_answers_ends_the_run_with_its_cause(made: Made, tmp_path: Path) -> None:
+def test_a_reward_that_never_answers_ends_the_run_with_its_cause(cluster: None, made: Made, tmp_path: Path) -> None:
     file = tmp_path / "rewards.py"
     file.write_text(REWARD)
     settings = [f"reward=[{{name: '{file}:judge', timeout: 1.5}}]", "scoring.patience=8", "run.eval.every=0"]
-    result = run("train", "--plain", str(CONFIG), *made.overrides(tmp_path), "run.name=hangs", *settings)
+    command = ["train", "--plain", str(CONFIG), *made.overrides(tmp_path), "run.name=hangs", *settings]
+    result = run(*command, env=on_cluster())
     assert result.returncode == 1
     output = result.stdout + result.stderr
     assert "scoring.patience: 8" in output

@@ -1,5 +1,5 @@
 """Ctrl-C in the middle of a step, after some of its groups have ended without signal: the resumed run is bitwise the
-unbroken one. Separate processes, a Ray cluster of their own."""
+unbroken one. Separate commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.run import checkpoints
 from pods_cluster.telemetry.run_folder import RunFolder
-from tests.client.command import environment, pods, run
+from tests.client.command import on_cluster, pods, run
 from tests.tiny_run import Made
 
 REWARDS = """
@@ -42,7 +42,9 @@ SETTINGS = [
 
 
 @pytest.mark.slow  # three commands, each with processes of its own
-def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(made: Made, tmp_path: Path) -> None:
+def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(
+    cluster: None, made: Made, tmp_path: Path
+) -> None:
     firsts = [first for _ in range(10) for first in (1, 4, 2, 3, 5, 6, 7, 8)]
     rows = [{"prompt": f"{first}{row}+1=", "answer": "1", "first": first} for row, first in enumerate(firsts)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -54,10 +56,10 @@ def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(made: Made
         inputs += ["reward.0.range=[0, 1]", f"run.name={name}"]
         return ["train", "--plain", str(CONFIG), *overrides, *inputs, *SETTINGS]
 
-    whole = run(*command("whole"))
+    whole = run(*command("whole"), env=on_cluster())
     assert whole.returncode == 0, whole.stdout + whole.stderr
     with subprocess.Popen(
-        pods(*command("broken")), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+        pods(*command("broken")), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=on_cluster()
     ) as process:
         metrics = tmp_path / "broken" / "metrics.jsonl"
         deadline = time.monotonic() + 240
@@ -71,7 +73,7 @@ def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(made: Made
     state = checkpoints.read_state(saved)
     assert state.step == 1, output
     assert [row for _, row in state.stream["returned"]] == list(range(8, 16)), "some had ended, all come again"
-    resumed = run(*command("broken"), "--resume")
+    resumed = run(*command("broken"), "--resume", env=on_cluster())
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert weights[0] == weights[1]

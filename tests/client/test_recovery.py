@@ -113,7 +113,7 @@ def test_a_process_that_is_stopped_is_noticed(cluster: None, made: Made, tmp_pat
 
 
 @pytest.mark.slow  # a run of its own command
-def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(made: Made, tmp_path: Path) -> None:
+def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(cold: None, made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.name", "run.dir"))]
     roles = ("generator", "learner", "selector", "controller", "scorer")
     result = soak(tmp_path, settings, steps=22, every=4, kills=[Fault(role) for role in roles])
@@ -126,7 +126,7 @@ def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(made: Made, tmp_pat
 
 
 @pytest.mark.slow  # Ray waits a minute for its GCS
-def test_a_run_whose_gcs_is_killed_ends_with_a_saved_state(made: Made, tmp_path: Path) -> None:
+def test_a_run_whose_gcs_is_killed_ends_with_a_saved_state(cold: None, made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
     run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=100000"])
     assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]

@@ -23,7 +23,7 @@ from pods_cluster.config.sweep import Sweep, load_sweep
 from pods_cluster.run.live_file import write_live_file
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
-from tests.client.command import environment, pods, run
+from tests.client.command import environment, on_cluster, pods, run
 from tests.tiny_run import Made
 
 SHORT = {
@@ -161,8 +161,8 @@ def test_a_dry_run_starts_nothing(made: Made, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow  # a Ray cluster of its own, three runs, twice
-def test_a_sweep_is_interrupted_gone_on_with_and_compared(made: Made, tmp_path: Path) -> None:
+@pytest.mark.slow  # three runs, the first two on a Ray cluster of their own
+def test_a_sweep_is_interrupted_gone_on_with_and_compared(cluster: None, made: Made, tmp_path: Path) -> None:
     path = sweep_file(tmp_path, made, arms={"grpo": {"generator.rollouts_per_prompt": 4}, "pods": {}}, baseline="grpo")
     folder = tmp_path / "runs" / "tiny"
     first, second = (RunFolder(folder / f"tiny-{arm}-s0") for arm in ("grpo", "pods"))
@@ -184,7 +184,7 @@ def test_a_sweep_is_interrupted_gone_on_with_and_compared(made: Made, tmp_path: 
     assert max(steps) < 3
     written = first.metrics.read_bytes()
 
-    again = run("sweep", str(path), "--plain")
+    again = run("sweep", str(path), "--plain", env=on_cluster())
     assert again.returncode == 0, again.stdout + again.stderr
     assert "2 run(s), 1 done before, 1 at a time" in again.stdout
     assert first.metrics.read_bytes() == written  # not run again

@@ -11,7 +11,7 @@ import pytest
 
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.quickstart.warm_start import WarmStart, prepare
-from tests.client.command import environment, pods
+from tests.client.command import on_cluster, pods
 
 STEPS = 25
 RIGHT = "eval/rewards/exact_match/mean"
@@ -35,7 +35,7 @@ def start(cache: Path, runs: Path, name: str, *overrides: str) -> subprocess.Pop
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env=on_cluster(),
     )
 
 
@@ -49,7 +49,7 @@ def accuracies(process: subprocess.Popen[str], folder: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_with_shuffled_rewards_the_gain_vanishes(tmp_path: Path):
+def test_with_shuffled_rewards_the_gain_vanishes(cluster: None, tmp_path: Path):
     # the true reward has no weight in the second run: it only measures
     reward = f"reward=[{{name: '{Path(__file__).parent / 'shuffled.py'}:shuffled'}}, {{name: exact_match, weight: 0}}]"
     runs = tmp_path / "runs"

@@ -67,7 +67,7 @@ def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # a command with a Ray cluster of its own
 def test_a_killed_command_leaves_nothing_after_the_next_start(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cold: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets lie there, and their paths are bounded
         monkeypatch.setattr(leftovers.tempfile, "tempdir", short)

@@ -1,0 +1,201 @@
+"""Ray's workers of the tests, as forks of one process that has imported torch, transformers and DeepSpeed.
+
+A run starts four processes and more, and imports are most of what each computes before it works: five seconds of a core
+for a rank or a generator. What is forked is Ray's own worker, before it imports Ray or this package: a process of its own
+with the environment, the folder, the streams and the limits that Ray gave it.
+
+It is no descendant of the command that runs it; a test that goes through these takes the fixture `cold`, with which workers
+start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session, those whose environment has other
+settings of these libraries than the server's (threads, caches), and all where there is a GPU, which no fork may share.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import gc
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "PODS_TEST_WARM"
+FOLDER = Path(__file__).parent / "warm"
+IMPORTS = (
+    "asyncio",
+    "accelerate",
+    "deepspeed",
+    "google.protobuf.json_format",
+    "jaxtyping",
+    "jinja2",
+    "jsonschema",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "pydantic",
+    "requests",
+    "safetensors.torch",
+    "torch",
+    "torch._dynamo",
+    "tqdm.auto",
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "yaml",
+)
+READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL", "LD_", "PYTHON", "TORCH_")
+"""How variables begin that are read at an import; others of torch are read, and some set, later."""
+_NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def start() -> None:
+    """Start the server for all that this process starts, as long as it lives. It imports once the first worker asks."""
+    if VARIABLE in os.environ or Path("/dev/nvidiactl").exists():
+        return
+    folder = tempfile.mkdtemp(prefix="warm")
+    address = f"{folder}/socket"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER), os.environ["PYTHONPATH"]])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno())],
+            env={**os.environ, **_NO_GPU},
+            pass_fds=(listener.fileno(),),
+            stdin=subprocess.PIPE,
+        )
+    os.environ[VARIABLE] = address
+
+    def end() -> None:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+
+
+def settings(environment: dict[str, str]) -> dict[str, str]:
+    """What of the environment the imports of `IMPORTS` read."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS)}
+
+
+def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
+    """Fork a process for each worker that asks. Returns in the fork, with the worker's command."""
+    own = settings(dict(os.environ))
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:  # the tests' process has ended
+            sys.exit()
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(10)
+            message, streams = _receive(connection)
+            try:
+                command = _command(message, own)
+                if command is None:
+                    connection.sendall(b"n")
+                    continue
+                _import()
+                if os.fork() == 0:
+                    listener.close()
+                    connection.close()
+                    _become(message, streams)
+                    return command, message
+                connection.sendall(b"y")
+            finally:
+                for stream in streams:
+                    os.close(stream)
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    streams = array.array("i")
+    head, parts, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * streams.itemsize))
+    for level, kind, data in parts:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            streams.frombytes(data)
+    size, body = int.from_bytes(head, "big"), b""
+    while len(body) < size and (part := connection.recv(1 << 20)):
+        body += part
+    return json.loads(body), list(streams)
+
+
+def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
+    """The worker's script and arguments, as Ray's `setup_worker.py` would run them; None where the worker has to start
+    cold. The message's environment gets what the actor's `runtime_env` adds."""
+    if os.getsid(message["pid"]) != os.getsid(0):
+        return None
+    context: dict[str, Any] = {}
+    script, *rest = message["command"][1:]
+    command = [] if script.endswith("setup_worker.py") else [script]
+    for item in rest:
+        name, _, value = item.partition("=")
+        if name == "--serialized-runtime-env-context":
+            context = json.loads(value)
+        elif name != "--language":
+            command.append(item)
+    if context.get("command_prefix") or context.get("override_worker_entrypoint"):
+        return None
+    if context.get("py_executable", sys.executable) != sys.executable:
+        return None
+    message["environment"].update(context.get("env_vars") or {})
+    if "${" in str(context.get("env_vars")) or settings(message["environment"]) != own:
+        return None
+    return command
+
+
+_imported = False
+
+
+def _import() -> None:
+    global _imported
+    if _imported:
+        return
+    for name in IMPORTS:
+        __import__(name)
+    assert threading.active_count() == 1
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork of a process with threads is not safe"
+    gc.collect()
+    gc.freeze()
+    _imported = True
+
+
+def _become(message: dict[str, Any], streams: list[int]) -> None:
+    """Take the place of the process that asked."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, os.getpgid(message["pid"]))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for name, limit in message["limits"].items():
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), tuple(limit))
+    os.chdir(message["folder"])
+    os.environ.clear()
+    os.environ.update(message["environment"])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave nothing behind
+    command, _ = serve(socket.socket(fileno=int(sys.argv[1])))
+    globals_of = types.ModuleType("__main__")
+    globals_of.__dict__["__file__"] = command[0]
+    sys.modules["__main__"] = globals_of
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).parent)
+    exec(compile(Path(command[0]).read_text(), command[0], "exec"), globals_of.__dict__)
+
+
+if __name__ == "__main__":
+    main()
