@@ -63,7 +63,8 @@ def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(
     ) as process:
         metrics = tmp_path / "broken" / "metrics.jsonl"
         deadline = time.monotonic() + 240
-        while not (metrics.exists() and metrics.read_text().count("\n")) and time.monotonic() < deadline:
+        while not (metrics.exists() and metrics.read_text().count("\n")) and process.poll() is None:
+            assert time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(1)  # the second step waits for its slow rewards
         process.send_signal(signal.SIGINT)
