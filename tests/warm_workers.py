@@ -53,7 +53,7 @@ IMPORTS = (
     "transformers.models.qwen2.modeling_qwen2",
     "yaml",
 )
-READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL", "LD_", "PYTHON", "TORCH_")
+READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL", "LD_", "PYTHONPATH", "TORCH_")
 """How variables begin that are read at an import; others of torch are read, and some set, later."""
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
