@@ -79,7 +79,16 @@ def _named(config: Config, root: Path) -> Iterator[Path]:
     for text in texts:
         if text and "\n" not in text and "{" not in text:
             yield Path(text).expanduser()
-    for name in (config.selector.rule, *(reward.name for reward in config.reward)):
+    environment = config.environment
+    tools = environment.options.get("tools", ()) if environment is not None else ()
+    names = [
+        config.selector.rule,
+        *(reward.name for reward in config.reward),
+        *(tools if isinstance(tools, list) else ()),
+    ]
+    if environment is not None:
+        names.append(environment.name)
+    for name in filter(lambda name: isinstance(name, str), names):
         source, separator, _ = name.rpartition(":")
         if separator and source.endswith(".py"):
             yield Path(source).expanduser()

@@ -17,6 +17,9 @@ from pods_cluster.data import load_eval, load_prompts, load_tokenizer, resolved,
 from pods_cluster.data.context import unsavable_settings
 from pods_cluster.data.model_files import check_models
 from pods_cluster.data.survey import SECONDS, survey
+from pods_cluster.data.tokenizer import PromptTokenizer
+from pods_cluster.environments.description import check_turns, desk_of
+from pods_cluster.environments.host import EnvironmentFailed
 from pods_cluster.scoring import ScoreRequest
 from pods_cluster.scoring.reward_probe import Probe, probe_rewards
 from pods_cluster.scoring.reward_registry import check_rewards
@@ -79,6 +82,8 @@ class CheckResult:
     probe: Probe | None = None
     tried: str | None = None
     """The completion that the rewards were tried on."""
+    played: str | None = None
+    """What the environment answers to it."""
 
 
 def check(config: Config, *, offline: bool = False, rewards: bool = True, seconds: float = SECONDS) -> CheckResult:
@@ -90,6 +95,8 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True, second
     check_names(config)
     found = CheckResult(notes=_notes(config))
     if offline:
+        if rewards and config.environment is not None:
+            desk_of(config)
         if rewards:
             found.probe = probe_rewards(config.reward, config.scoring)
         return found
@@ -111,12 +118,32 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True, second
     if rewards:
         found.tried = DUMMY if prompt.answer is None else prompt.answer
         ids = tuple(tokenizer.encode(found.tried, add_special_tokens=False))
-        request = ScoreRequest(prompt.text, found.tried, prompt.answer, prompt.messages, prompt.columns, ids)
+        given = _play_turn(config, tokenizer, prompt, found) if config.environment is not None else None
+        request = ScoreRequest(
+            prompt.text, found.tried, prompt.answer, prompt.messages, prompt.columns, ids, environment_reward=given
+        )
         found.probe = probe_rewards(config.reward, config.scoring, columns, request)
         found.notes += _complaints(found)
     held_out = load_eval(config, tokenizer)
     found.held_out, found.held_out_dropped = len(held_out), held_out.dropped
     return found
+
+
+def _play_turn(config: Config, tokenizer: PromptTokenizer, prompt: Prompt, found: CheckResult) -> float | None:
+    """Play one turn with the environment, and return its reward; it may rightly refuse a dummy one."""
+    check_turns(config, tokenizer)
+    desk, tried = desk_of(config), found.tried or DUMMY
+    try:
+        answer, reward = desk.play({**prompt.columns, "answer": prompt.answer}, tried)
+    except EnvironmentFailed as failure:
+        found.notes.append(f"environment: failed at a dummy turn ({_short(tried)}): {failure.kind}: {failure.message}")
+        return None
+    finally:
+        if not desk.description.prompts:
+            desk.close()
+    said = "; ".join(f"{message['role']}: {_short(message['content'])}" for message in answer) or "the rollout ends"
+    found.played = said + (f"; reward {reward:g}" if reward is not None else "")
+    return reward
 
 
 def _complaints(found: CheckResult) -> list[str]:
@@ -185,6 +212,10 @@ def _plan_table(config: Config, found: CheckResult) -> Table:
     else:
         row("data", f"{config.data.path} (not looked at: --offline)")
     row("rewards", " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.reward))
+    if (environment := config.environment) is not None:
+        row("environment", f"{environment.name}, up to {environment.max_turns} turns")
+        if found.played is not None:
+            row("answers", f"to {_short(found.tried or DUMMY)}: {found.played}")
     tensor = f" × {generator.tensor_parallel} GPUs" if generator.tensor_parallel > 1 else ""
     if found.probe is not None and found.tried is not None:
         values = ", ".join(

@@ -122,8 +122,8 @@ def rewards() -> None:
     for column in ("reward", "range", "what it gives"):
         table.add_column(column)
     for name, builtin in sorted(BUILTINS.items()):
-        low, high = builtin.range
-        table.add_row(name, f"{low:g} to {high:g}", (builtin.function.__doc__ or "").strip().splitlines()[0])
+        bounds = "as declared" if builtin.range is None else "{:g} to {:g}".format(*builtin.range)
+        table.add_row(name, bounds, (builtin.function.__doc__ or "").strip().splitlines()[0])
     Console().print(table)
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError, build_config, load_config
 from pods_cluster.data import load_eval, load_tokenizer, resolved
+from pods_cluster.environments.description import check_turns
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.run import checkpoints
 from pods_cluster.run.cluster import connect
@@ -77,6 +78,7 @@ def evaluate_target(config: Config, console: Console) -> dict[str, float]:
     tokenizer = load_tokenizer(config.model, light=True)
     held_out = load_eval(config, tokenizer)
     config = resolved(config, tokenizer, rows=None)
+    check_turns(config, tokenizer)
     owned = not ray.is_initialized()
     with console.status("connecting to Ray"):
         connect(config)

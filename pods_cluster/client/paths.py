@@ -27,11 +27,24 @@ def absolute(config: Config) -> Config:
         if isinstance(value, str) and "\n" not in value and "{" not in value and _exists(value):
             section[field] = str(Path(value).expanduser().resolve())
     for reward in tree["reward"]:
-        file, separator, function = reward["name"].rpartition(":")
-        if separator and file.endswith(".py") and _exists(file):
-            reward["name"] = f"{Path(file).expanduser().resolve()}:{function}"
+        reward["name"] = _absolute_name(reward["name"])
+    if (environment := tree["environment"]) is not None:
+        environment["name"] = _absolute_name(environment["name"])
+        tools = environment["options"].get("tools")
+        if isinstance(tools, list):
+            environment["options"]["tools"] = [
+                _absolute_name(tool) if isinstance(tool, str) else tool for tool in tools
+            ]
     tree["run"]["dir"] = str(run_folder(tree["run"]["dir"]))
     return build_config(tree)
+
+
+def _absolute_name(name: str) -> str:
+    """`file.py:function` with an absolute path, where there is such a file."""
+    file, separator, function = name.rpartition(":")
+    if separator and file.endswith(".py") and _exists(file):
+        return f"{Path(file).expanduser().resolve()}:{function}"
+    return name
 
 
 def run_folder(folder: str) -> Path:

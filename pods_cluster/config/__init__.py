@@ -1,6 +1,7 @@
 """The configuration of a run: one pydantic tree. Imports no torch, ray or vllm."""
 
 from pods_cluster.config.base import ConfigError
+from pods_cluster.config.environment import EnvironmentConfig
 from pods_cluster.config.learner import AdvantageConfig, CorrectionConfig, KLConfig, LearnerConfig, LoraConfig
 from pods_cluster.config.load import build_config, dump_config, load_config, parse_config
 from pods_cluster.config.model_data import DataConfig, EvalDataConfig, MixedDataConfig, ModelConfig
@@ -17,6 +18,7 @@ __all__ = [
     "ConfigError",
     "CorrectionConfig",
     "DataConfig",
+    "EnvironmentConfig",
     "EvalConfig",
     "EvalDataConfig",
     "GeneratorConfig",

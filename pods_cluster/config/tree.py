@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from pods_cluster.config.base import Section, problems_of, refuse
 from pods_cluster.config.builtin_options import wrong_options
+from pods_cluster.config.environment import EnvironmentConfig
 from pods_cluster.config.learner import LearnerConfig
 from pods_cluster.config.model_data import DataConfig, ModelConfig
 from pods_cluster.config.pools import GeneratorConfig, SelectorConfig, WeightsConfig
@@ -24,6 +25,7 @@ class Config(Section):
     data: DataConfig
     reward: list[RewardConfig] = Field(min_length=1)
     scoring: ScoringConfig = ScoringConfig()
+    environment: EnvironmentConfig | None = None
     generator: GeneratorConfig = GeneratorConfig()
     selector: SelectorConfig = SelectorConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -48,6 +50,14 @@ class Config(Section):
             return tree
         return tree | {"run": tree["run"] | {"eval": evaluation | {"every": 0}}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _environments_give_rewards(cls, tree: Any) -> Any:
+        """The reward of a run with an environment is what that gives, where no reward is named."""
+        if isinstance(tree, dict) and tree.get("environment") is not None and "reward" not in tree:
+            return tree | {"reward": [{"name": "environment"}]}
+        return tree
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         refuse(self._contradictions())
@@ -56,6 +66,7 @@ class Config(Section):
     def _contradictions(self) -> Iterator[str]:
         """Every rule between sections that this configuration breaks, in a sentence each."""
         yield from problems_of(lambda: check_sum(self.reward))
+        yield from self._impossible_turns()
         n, m = self.generator.rollouts_per_prompt, self.selector.keep
         if m > n:
             yield (
@@ -149,6 +160,27 @@ class Config(Section):
                     f"{cut}, and generator.engine_options.logprobs: {kept} does not keep its log-probabilities; use "
                     f"logprobs: engine or leave it out"
                 )
+
+    def _impossible_turns(self) -> Iterator[str]:
+        environment = self.environment
+        if environment is None:
+            for index, reward in enumerate(self.reward):
+                if reward.name == "environment":
+                    yield (
+                        f"reward.{index}.name: 'environment' is the reward of an environment, and there is none; add "
+                        f"environment.name, or name another reward"
+                    )
+            return
+        if ":" not in environment.name:
+            yield (
+                f"environment.name: {environment.name!r} names no class; write file.py:Class or package.module:Class, as in "
+                f"pods_cluster.environments:ToolEnvironment"
+            )
+        if environment.turn_tokens is not None and environment.turn_tokens > self.generator.max_tokens:
+            yield (
+                f"environment.turn_tokens: {environment.turn_tokens} is more than generator.max_tokens: "
+                f"{self.generator.max_tokens}, which bounds all turns together; lower it, or leave it out"
+            )
 
     def _impossible_cards(self) -> Iterator[str]:
         """Refuse divisions of cards that cannot work: NCCL refuses two processes on one card."""

@@ -132,7 +132,14 @@ def _renderer(config: Config, source: Source, tokenizer: PromptTokenizer, field:
             f"{field}.path: row {blank} of {str(source)!r} has no text in column {layout.prompt!r} (data.prompt); "
             f"remove the row"
         )
-    return PromptRenderer(config, layout, tokenizer, _written_answers(source, layout))
+    answers = _written_answers(source, layout)
+    if config.environment is None:
+        return PromptRenderer(config, layout, tokenizer, answers)
+    from pods_cluster.environments.description import desk_of
+
+    desk = desk_of(config)
+    first_prompt = desk.first_prompt if desk.description.prompts else None
+    return PromptRenderer(config, layout, tokenizer, answers, desk.description.tools, first_prompt)
 
 
 def _written_answers(source: Source, layout: Layout) -> list[str | None] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pods_cluster.config import Config
@@ -11,6 +11,9 @@ from pods_cluster.data.layout import Layout, Message
 from pods_cluster.data.prompt_template import fill_template, resolve_template
 from pods_cluster.data.tokenizer import PromptTokenizer, resolve_chat_template
 from pods_cluster.types import Prompt
+
+FirstPrompt = Callable[[Mapping[str, Any], int], "str | list[Message] | None"]
+"""The prompt that an environment makes of a row, given the row and its number."""
 
 
 class PromptRenderer:
@@ -27,13 +30,18 @@ class PromptRenderer:
         layout: Layout,
         tokenizer: PromptTokenizer,
         answers: Sequence[str | None] | None = None,
+        tools: Sequence[Any] = (),
+        first_prompt: FirstPrompt | None = None,
     ) -> None:
-        """`answers` are the rows' answers as the file has them, given where a table would change them.
+        """`answers` are the rows' answers as the file has them, given where a table would change them. `tools` are those of
+        the run's environment, for rows without their own; `first_prompt` is what it makes of a row.
 
         Raises DataError: no such template, or a chat without a chat template.
         """
         self.layout = layout
         self.answers = answers
+        self.tools = list(tools) or None
+        self.first_prompt = first_prompt
         self.tokenizer = tokenizer
         self.template = resolve_template(config.data.template)
         self.system = config.data.system
@@ -48,10 +56,10 @@ class PromptRenderer:
 
     def __call__(self, epoch: int, index: int, row: Mapping[str, Any]) -> Prompt:
         """Render row `index`. Raises RowError when it has no prompt, the chat template refuses it, or it has no tokens."""
-        source = self.layout.prompt_of(row, index)
+        source = self._source(row, index)
         messages = self._messages(source)
         if self.chat:
-            text = self._render_chat(messages, index, self.layout.tools_of(row, index))
+            text = self._render_chat(messages, index, self.layout.tools_of(row, index) or self.tools)
             ids = self._encode_chat(text, index)
         else:
             text = self._render_plain(messages, index)
@@ -69,9 +77,20 @@ class PromptRenderer:
             text=text,
             token_ids=ids,
             messages=() if isinstance(source, str) else tuple(messages),
-            answer=self.layout.answer_of(row) if self.answers is None else self.answers[index],
+            answer=self._answer(row, index),
             columns=self.layout.columns_of(row),
         )
+
+    def _source(self, row: Mapping[str, Any], index: int) -> str | list[Message]:
+        """The prompt of the environment, where it makes one of this row, else the row's own."""
+        if self.first_prompt is not None:
+            made = self.first_prompt(self.layout.columns_of(row) | {"answer": self._answer(row, index)}, index)
+            if made:
+                return made
+        return self.layout.prompt_of(row, index)
+
+    def _answer(self, row: Mapping[str, Any], index: int) -> str | None:
+        return self.layout.answer_of(row) if self.answers is None else self.answers[index]
 
     def _messages(self, source: str | list[Message]) -> list[Message]:
         """Return the conversation with template and system message."""

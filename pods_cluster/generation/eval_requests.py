@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.messages import EvalRow, EvalSample, GeneratorError
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 
@@ -46,10 +45,9 @@ class Evaluation:
         self._left = len(self.requests)
         self._changed = threading.Condition()
 
-    def submit_to(self, engine: Engine) -> int:
-        """Queue all requests; the weight version that they begin on."""
-        engine.submit(self.requests)
-        return engine.version
+    def with_prompts(self) -> list[tuple[RolloutRequest, Prompt]]:
+        """All requests, each with its prompt."""
+        return [(request, self.prompts[request.group]) for request in self.requests]
 
     def add(self, rollout: Rollout) -> None:
         """A scored completion. (An aborted one is left over from an evaluation that was given up.)"""

@@ -113,7 +113,7 @@ class WorkerStats:
     wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while generating
     (see `RateMeter`). `occupied_seconds` is how long rollouts were in the engine or at the scorers,
     `only_scoring_seconds` how long at the scorers alone, `stalled_seconds` how long a busy engine has not finished one.
-    `error` is what ended it.
+    `error` is what ended it. `turns` are the counts of `Turns`, empty without an environment.
     """
 
     name: str
@@ -134,6 +134,7 @@ class WorkerStats:
     occupied_seconds: float
     error: str | None
     only_scoring_seconds: float = 0.0
+    turns: dict[str, int] = field(default_factory=dict)
     memory: ProcessMemory = field(default_factory=ProcessMemory)
 
 

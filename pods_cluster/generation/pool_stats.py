@@ -63,7 +63,11 @@ class PoolStats:
             "timing_s/score": self.only_scoring_seconds / count,
         }
         values |= largest_memory(stats.memory for stats in workers).metrics("generator")
-        return values | {name: float(value) for name, value in self.since.items()}
+        since = {name: float(value) for name, value in self.since.items()}
+        played, turns, limited = (since.pop(f"turns/{name}", 0.0) for name in ("rollouts", "total", "limited"))
+        if played:
+            values |= {"turns/mean": turns / played, "turns/limited": limited / played}
+        return values | since
 
 
 def counters(workers: Mapping[str, WorkerStats]) -> dict[str, Counter[str]]:
@@ -73,6 +77,7 @@ def counters(workers: Mapping[str, WorkerStats]) -> dict[str, Counter[str]]:
         counts: Counter[str] = Counter(
             {"generator/preemptions": stats.engine.preemptions, "tokens/prompt": stats.engine.prompt_tokens}
         )
+        counts.update(stats.turns)
         if stats.scorers is not None:
             counts["scoring/restarts"] = stats.scorers.restarts
             for reward, kinds in stats.scorers.failures.items():

@@ -17,12 +17,13 @@ from pods_cluster.generation.eval_requests import CurrentEvaluation, Evaluation
 from pods_cluster.generation.messages import EvalRow, GroupRequest, WorkerFailed, WorkerInfo, WorkerStats
 from pods_cluster.generation.node_notice import node_kind
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
-from pods_cluster.generation.postprocess import Postprocessor
+from pods_cluster.generation.postprocess import Ended, Postprocessor
 from pods_cluster.generation.reporter import Reporter, SelectorLink
 from pods_cluster.generation.rollout_store import RolloutStore
+from pods_cluster.generation.turns import ENVIRONMENT, Played, Turns
 from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.telemetry.process_memory import process_memory
-from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams
+from pods_cluster.types import GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
 from pods_cluster.weights.relay_plan import WorkerLocation
 
@@ -57,6 +58,7 @@ class GeneratorWorker:
         self._evaluations = CurrentEvaluation()
         self._scorers: Any = None
         self._postprocessor: Postprocessor | None = None
+        self._turns: Turns | None = None
         self._link = SelectorLink(selector, config.generator.request_timeout)
         self._reporter = Reporter(name, self._link.send, lambda error: self._fail("reporting to the selector", error))
         self._engine = EngineThread(self._start, self._take_finished)
@@ -80,6 +82,8 @@ class GeneratorWorker:
         """End the engine and the scorer processes; finished rollouts are gone then."""
         self._engine.stop()
         self._reporter.close()
+        if self._turns is not None:
+            self._turns.close()
         if self._scorers is not None:
             self._scorers.close()
         if self._postprocessor is not None:
@@ -100,7 +104,8 @@ class GeneratorWorker:
         torch.set_num_threads(threads or max(1, int(self.config.generator.cpus_per_worker)))
         model = self.config.model
         with ThreadPoolExecutor(1) as pool:
-            scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring)
+            beside = () if self.config.environment is None else (ENVIRONMENT,)
+            scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring, beside=beside)
             try:
                 tokenizer = AutoTokenizer.from_pretrained(
                     model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
@@ -116,6 +121,16 @@ class GeneratorWorker:
         self._postprocessor = Postprocessor(
             text, self._scorers, self._take_scored, lambda error: self._fail("finishing rollouts", error)
         )
+        if self.config.environment is not None:
+            self._turns = Turns(
+                self.config,
+                tokenizer,
+                self._scorers,
+                submit=self._submit_turn,
+                abort=lambda keys: self._engine.post("abort", lambda engine: engine.abort(keys)),
+                done=lambda rollout, played: self._hand_on([(rollout, played)]),
+                failed=lambda error: self._fail("playing turns", error),
+            )
         return engine
 
     # Rollouts.
@@ -124,12 +139,39 @@ class GeneratorWorker:
         """Queue all or none. Raises EngineError for one that can never run, GeneratorError for a repetition."""
         self._check()
         self._store.expect(groups)
-        requests = [request for group in groups for request in group.requests()]
         try:
-            self._call("submit", lambda engine: engine.submit(requests))
+            self._begin([(request, group.prompt) for group in groups for request in group.requests()])
         except BaseException:
             self._store.forget(groups)
             raise
+
+    def _begin(self, requests: Sequence[tuple[RolloutRequest, Prompt]]) -> int:
+        """Queue rollouts; returns the weight version that they begin on."""
+        turns, first = self._turns, [request for request, _ in requests]
+        if turns is not None:
+            first = turns.begin(requests)
+
+        def submit(engine: Engine) -> int:
+            engine.submit(first)
+            return engine.version
+
+        try:
+            return self._call("submit", submit)
+        except BaseException:
+            if turns is not None:
+                turns.forget(first)
+            raise
+
+    def _submit_turn(self, request: RolloutRequest) -> None:
+        """Queue a rollout's next turn, not waiting for the engine."""
+
+        def submit(engine: Engine) -> None:
+            try:
+                engine.submit([request])
+            except BaseException as error:
+                self._fail("a rollout's next turn", error)
+
+        self._engine.post("submit", submit)
 
     def wait_for_room(self, places: int, timeout: float) -> int:
         """Wait until the engine has fewer than `places` training rollouts, or `timeout` passes; how many it has."""
@@ -209,7 +251,7 @@ class GeneratorWorker:
             return []
         with self._evaluations.making(evaluation):
             try:
-                version = self._call("submit", evaluation.submit_to)
+                version = self._begin(evaluation.with_prompts())
                 evaluation.wait(self.config.generator.request_timeout, self._check)
                 return evaluation.rows(version)
             finally:
@@ -289,6 +331,7 @@ class GeneratorWorker:
             error=self._error or self._engine.describe_error(),
             only_scoring_seconds=self._store.only_scoring_seconds,
             memory=process_memory(),
+            turns=dict(self._turns.counts) if self._turns is not None else {},
         )
 
     def printed(self, after: int) -> Printed:
@@ -312,22 +355,31 @@ class GeneratorWorker:
             self._call("rescore", lambda engine: engine.rescore(rollouts, temperature))
 
     def _abort(self, keys: list[str]) -> None:
-        if keys:
+        if keys and self._turns is not None:
+            self._turns.abort(keys)
+        elif keys:
             self._engine.post("abort", lambda engine: engine.abort(keys))
 
     def _take_finished(self, rollouts: list[Rollout]) -> None:
-        """Take what the engine finished, in its thread. Rollouts that nobody wants any more end here."""
+        """Take what the engine finished, in its thread."""
+        if self._turns is not None:
+            self._turns.take(rollouts)
+        else:
+            self._hand_on([(rollout, None) for rollout in rollouts])
+
+    def _hand_on(self, rollouts: list[tuple[Rollout, Played | None]]) -> None:
+        """Have rollouts scored. Those that nobody wants any more end here."""
         postprocessor = self._postprocessor
         assert postprocessor is not None
-        wanted: list[tuple[Rollout, Prompt]] = []
-        for rollout in rollouts:
+        wanted: list[Ended] = []
+        for rollout, played in rollouts:
             if rollout.group.epoch < 0:
                 prompt = self._evaluations.prompt(rollout.group)
             elif (prompt := self._store.prompt(rollout)) is None:
                 self._store.finish(rollout)
             if prompt is not None:
                 self._store.begin_scoring(rollout)
-                wanted.append((rollout, prompt))
+                wanted.append((rollout, prompt, played))
         if wanted:
             postprocessor.add(wanted)
 

@@ -18,6 +18,7 @@ from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.config import Config, dump_config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer, resolved, reward_columns
 from pods_cluster.data.model_files import check_models
+from pods_cluster.environments.description import check_turns
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.run import checkpoints
@@ -87,6 +88,7 @@ class Controller:
         self.stream = load_prompts(config, self.tokenizer)
         config = self.config = resolved(config, self.tokenizer, len(self.stream))
         self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
+        check_turns(config, self.tokenizer)
         printed = Printed()
         if config.scoring.preload:
             printed = probe_rewards(config.reward, config.scoring, reward_columns(self.stream)).printed

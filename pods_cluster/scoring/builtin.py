@@ -23,14 +23,15 @@ from pods_cluster.scoring.stated_values import states_several
 
 @dataclass(frozen=True, slots=True)
 class BuiltinReward:
-    """A built-in reward with its range and, where loading takes time, a function that loads what it needs.
+    """A built-in reward with its range (None: as the configuration declares it) and, where loading takes time, a function
+    that loads what it needs.
 
     The positional parameters of `function` name the fields of a request that it reads (`completion`, `answer`,
-    `completion_ids`); its options are keyword-only.
+    `completion_ids`, `environment_reward`); its options are keyword-only.
     """
 
-    function: Callable[..., float]
-    range: tuple[float, float]
+    function: Callable[..., float | None]
+    range: tuple[float, float] | None
     warm_up: Callable[[], None] | None = None
 
     @property
@@ -112,6 +113,11 @@ def soft_overlong(completion_ids: Sequence[int] | None, *, max_tokens: int, soft
     return -min(1.0, max(0.0, (len(completion_ids) - (max_tokens - soft_tokens)) / soft_tokens))
 
 
+def environment(environment_reward: float | None) -> float | None:
+    """Score what the rollout's environment gave in `reward()`; where that is None the rollout has no such reward."""
+    return environment_reward
+
+
 BUILTINS: dict[str, BuiltinReward] = {
     "math_answer": BuiltinReward(math_answer, (0.0, 1.0), warm_up=answer_equality.warm_up),
     "exact_match": BuiltinReward(exact_match, (0.0, 1.0)),
@@ -119,6 +125,7 @@ BUILTINS: dict[str, BuiltinReward] = {
     "tag_count": BuiltinReward(tag_count, (0.0, 1.0)),
     "boxed_format": BuiltinReward(boxed_format, (0.0, 1.0)),
     "soft_overlong": BuiltinReward(soft_overlong, (-1.0, 0.0)),
+    "environment": BuiltinReward(environment, None),
 }
 
 

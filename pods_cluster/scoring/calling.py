@@ -45,10 +45,10 @@ def needed_columns(function: Callable[..., Any], style: str, options: Mapping[st
     }
 
 
-def call_builtin(function: Callable[..., float], reads: Sequence[str], options: Mapping[str, Any]) -> CallBatch:
+def call_builtin(function: Callable[..., float | None], reads: Sequence[str], options: Mapping[str, Any]) -> CallBatch:
     """Call a built-in reward: `function(<the fields of a request that it reads>, **options) -> float`."""
 
-    def call(rows: Sequence[ScoreRequest]) -> list[float]:
+    def call(rows: Sequence[ScoreRequest]) -> list[float | None]:
         return [function(*(getattr(row, name) for name in reads), **options) for row in rows]
 
     return call
@@ -57,8 +57,8 @@ def call_builtin(function: Callable[..., float], reads: Sequence[str], options: 
 def call_trl(function: Callable[..., Any], options: Mapping[str, Any], completions: str) -> CallBatch:
     """Call by TRL's convention: `f(prompts, completions, **columns) -> list[float | None]`, one entry a row in each list.
 
-    Prompts and completions of a chat are lists of messages. Columns that the function does not name are passed only
-    if it takes `**kwargs`.
+    Prompts and completions of a chat are lists of messages, those of several turns too. Columns that the function does not
+    name are passed only if it takes `**kwargs`.
     """
     accepts = _accepted(function)
 
@@ -69,8 +69,7 @@ def call_trl(function: Callable[..., Any], options: Mapping[str, Any], completio
         chats = [completions == "messages" or (completions == "auto" and bool(row.messages)) for row in rows]
         arguments["prompts"] = [_prompt(row, chat) for row, chat in zip(rows, chats, strict=True)]
         arguments["completions"] = [
-            [{"role": "assistant", "content": row.completion}] if chat else row.completion
-            for row, chat in zip(rows, chats, strict=True)
+            _messages(row) if chat else row.completion for row, chat in zip(rows, chats, strict=True)
         ]
         arguments["completion_ids"] = [list(row.completion_ids or ()) for row in rows]
         arguments["trainer_state"] = None  # there is no transformers Trainer here
@@ -112,7 +111,7 @@ def call_verl(function: Callable[..., Any], options: Mapping[str, Any]) -> CallB
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call a user's function. Raises MissingColumn where it fails for want of a column or an argument."""
     try:
-        return _awaited(function(**arguments))
+        return awaited(function(**arguments))
     except (KeyError, TypeError) as error:
         if (problem := _missing(function, arguments, error)) is None:
             raise
@@ -156,6 +155,11 @@ def _prompt(row: ScoreRequest, chat: bool) -> Any:
     return [dict(message) for message in row.messages] or [{"role": "user", "content": row.prompt_text}]
 
 
+def _messages(row: ScoreRequest) -> list[dict[str, Any]]:
+    """The completion as chat messages: with an environment all turns, what it answered among them."""
+    return [dict(message) for message in row.turns] or [{"role": "assistant", "content": row.completion}]
+
+
 def _accepted(function: Callable[..., Any]) -> Callable[[str], bool]:
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -170,7 +174,7 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
 _LOOP: list[asyncio.AbstractEventLoop] = []
 
 
-def _awaited(result: Any) -> Any:
+def awaited(result: Any) -> Any:
     """Wait for the result of an async function, on one event loop for the life of the process."""
     if not inspect.isawaitable(result):
         return result

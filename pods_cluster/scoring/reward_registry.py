@@ -111,7 +111,7 @@ def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
     if reward.code is not None:
         return _unpickled(reward, index)
     try:
-        module = _load_file(Path(source).expanduser()) if source.endswith(".py") else importlib.import_module(source)
+        module = _load_module(source)
     except BaseException as error:  # user code at import may raise anything, SystemExit included
         raise RewardConfigError(
             index,
@@ -133,6 +133,19 @@ def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
             f"did you mean {close[0]!r}?" if close else "name a function of that module",
         )
     return function
+
+
+def load_object(name: str) -> Any:
+    """Return what `file.py:name` or `package.module:name` names. Raises what the import raises, and AttributeError."""
+    source, _, path = name.rpartition(":")
+    found: Any = _load_module(source)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _load_module(source: str) -> ModuleType:
+    return _load_file(Path(source).expanduser()) if source.endswith(".py") else importlib.import_module(source)
 
 
 def _unpickled(reward: RewardConfig, index: int) -> Callable[..., Any]:
@@ -195,7 +208,7 @@ def _check_options(function: Callable[..., Any], reward: RewardConfig, index: in
 
 def _try_options(builtin: BuiltinReward, reward: RewardConfig, index: int) -> None:
     """Call a built-in once on an empty completion: values that it refuses would fail for every rollout."""
-    request = {"completion": "", "answer": "0", "completion_ids": ()}
+    request = {"completion": "", "answer": "0", "completion_ids": (), "environment_reward": 0.0}
     try:
         builtin.function(*(request[name] for name in builtin.reads), **reward.options)
     except Exception as error:

@@ -41,7 +41,9 @@ class ScoreRequest:
     """One finished rollout, as the rewards read it.
 
     `messages` is the chat prompt, empty where the prompt is plain text. `columns` are the other columns of the row by
-    name. `completion_ids` is for rewards that read token ids or lengths.
+    name. `completion_ids` is for rewards that read token ids or lengths. Of several turns `completion` is the text of the
+    last one, `completion_ids` are the tokens that the model sampled in all, and `turns` the chat messages after the prompt;
+    `environment_reward` is what the environment gave.
     """
 
     prompt_text: str
@@ -50,6 +52,8 @@ class ScoreRequest:
     messages: Sequence[Mapping[str, Any]] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     completion_ids: Sequence[int] | None = None
+    turns: Sequence[Mapping[str, Any]] = ()
+    environment_reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

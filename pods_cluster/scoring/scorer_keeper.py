@@ -115,23 +115,24 @@ def descendants(root: int) -> list[int]:
     found: list[int] = []
     waiting = [root]
     while waiting:
-        children = _children(waiting.pop())
-        found += children
-        waiting += children
+        more = children(waiting.pop())
+        found += more
+        waiting += more
     return found
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
+def children(pid: int) -> list[int]:
+    """Process ids of what `pid` started itself, and of what it adopted."""
+    found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            children += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     except FileNotFoundError:
         if not Path("/proc/self/task", str(os.getpid()), "children").exists():  # a kernel without this file
             return [child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(child) == pid]
     except OSError:
         pass
-    return children
+    return found
 
 
 def _parent(pid: int) -> int:
@@ -139,6 +140,13 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+def bytes_held(root: int, limit: int) -> int:
+    """Bytes that `root` and all that it started hold; exact only where they are more than `limit`."""
+    family = {root, *descendants(root)}
+    held = sum(map(_own_bytes, family))
+    return held if held <= limit else sum(map(_proportional_bytes, family))
 
 
 def _own_bytes(pid: int) -> int:

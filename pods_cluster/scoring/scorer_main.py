@@ -33,8 +33,8 @@ from pods_cluster.scoring.scorer_output import speaker_mark
 Result = tuple[float | None, FailureKind | None, str]
 """One reward of one rollout: its value, or the kind and the message of its failure."""
 
-Completion = tuple[int, str, Sequence[int] | None]
-"""One rollout as it is sent: the number of its row, its text, its token ids."""
+Completion = tuple[int, str, Sequence[int] | None, Sequence[Mapping[str, Any]], float | None]
+"""One rollout as it is sent: the number of its row, its text, its token ids, its turns, its environment's reward."""
 
 
 def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
@@ -47,7 +47,7 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
     if scorer_keeper.AVAILABLE:
         scorer_keeper.keep(parent, descriptor, report, memory_limit or None)
         parent = os.getppid()
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     _mark_output()
@@ -84,7 +84,7 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
         os._exit(0)  # not through user code's exit handlers and threads
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ends this process when its parent ends, even inside a C loop that holds the interpreter (Linux)."""
     if scorer_keeper.AVAILABLE:
         scorer_keeper.die_with_parent(signal.SIGKILL)
@@ -184,9 +184,9 @@ def _serve(
 
 def _request(rows: Mapping[int, bytes], completion: Completion) -> ScoreRequest:
     """The rollout with its row, which is unpickled for each: a reward may change what it is given."""
-    number, text, token_ids = completion
+    number, text, token_ids, turns, environment_reward = completion
     prompt_text, answer, messages, columns = pickle.loads(rows[number])
-    return ScoreRequest(prompt_text, text, answer, messages, columns, token_ids)
+    return ScoreRequest(prompt_text, text, answer, messages, columns, token_ids, turns, environment_reward)
 
 
 def read_results(raw: Any, reward: RewardConfig, count: int) -> list[Result]:

@@ -49,6 +49,7 @@ class ScorerPool:
     columns: the dataset's columns (`answer` included), to refuse at start a reward that needs another one.
     max_batch: most requests in one message to a process.
     samples: failure messages kept for each reward and kind.
+    beside: names, other than of rewards, under which `fail` counts and others add to `output`.
 
     Raises RewardConfigError or ScorerStartError when a reward cannot be loaded. Close it, or use it as a context.
     """
@@ -61,6 +62,7 @@ class ScorerPool:
         columns: Collection[str] | None = None,
         max_batch: int = 64,
         samples: int = 3,
+        beside: Collection[str] = (),
     ) -> None:
         check_rewards(rewards, columns)
         scoring = scoring or ScoringConfig()
@@ -69,14 +71,15 @@ class ScorerPool:
         self._rewards = tuple(rewards)
         self._chunk = max(reward.batch for reward in rewards)
         self._max_batch = max(max_batch, self._chunk)
-        self._stats = StatsCounter([reward.key for reward in rewards], samples)
-        self._output = ScorerOutput([reward.key for reward in rewards])
+        names = list(dict.fromkeys([*(reward.key for reward in rewards), *beside]))
+        self._stats = StatsCounter(names, samples)
+        self.output = ScorerOutput(names)
         self._rows = Rows()
         self._submitted = 0
         self._queue: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._processes = [ScorerProcess(rewards, columns, scoring, self._output) for _ in range(scoring.workers)]
+        self._processes = [ScorerProcess(rewards, columns, scoring, self.output) for _ in range(scoring.workers)]
         started: list[Future[None]] = [Future() for _ in range(scoring.workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, name=f"scorer-{index}", daemon=True)
@@ -110,12 +113,27 @@ class ScorerPool:
             if self._closed:
                 raise RuntimeError("the scorer pool is closed")
             row = self._rows.of(request)
-            completion = (row.number, request.completion, request.completion_ids)
+            completion = (
+                row.number,
+                request.completion,
+                request.completion_ids,
+                request.turns,
+                request.environment_reward,
+            )
             job = _Job(row, completion, future, waiting=len(self._rewards))
             self._queue.append(job)
             self._submitted += 1
             self._changed.notify()
         return future
+
+    def fail(self, kind: FailureKind, name: str, message: str) -> Score:
+        """Count a rollout that failed before it could be scored under `name`; returns its score, without a number."""
+        failure = ScoreFailure(kind, name, message)
+        with self._changed:
+            self._submitted += 1
+        self._stats.failed(name, kind, message)
+        self._stats.scored(False)
+        return Score(None, dict.fromkeys(reward.key for reward in self._rewards), (failure,))
 
     @property
     def pending(self) -> int:
@@ -124,11 +142,11 @@ class ScorerPool:
 
     def stats(self) -> ScorerStats:
         """Return the counts so far, by reward and kind of failure, with samples of the messages."""
-        return self._stats.read(self._output.total, self._submitted)
+        return self._stats.read(self.output.total, self._submitted)
 
     def printed(self, after: int = 0) -> Printed:
         """Return what rewards printed after the first `after` lines, as far as it is kept."""
-        return self._output.read(after)
+        return self.output.read(after)
 
     def close(self) -> None:
         """Kill the processes. What was not scored gets a Score whose failures say `closed`."""

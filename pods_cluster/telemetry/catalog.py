@@ -50,6 +50,13 @@ _FLOW = (
     Metric(
         "tokens/prompt", "tokens", "Prompt tokens of the requests that the engines began, evaluations included.", COUNT
     ),
+    Metric(
+        "tokens/environment", "tokens", "Tokens that environments wrote; they are read, and never trained on.", COUNT
+    ),
+    Metric("turns/mean", "turns", "Turns of the model in rollouts that ended, mean (with an environment)."),
+    Metric(
+        "turns/limited", "share", "Rollouts, of these, that environment.max_turns or environment.max_seconds cut short."
+    ),
     Metric("tokens/trained", "tokens", "Completion tokens in applied optimiser steps.", COUNT),
     Metric("num_tokens", "tokens", "Prompt and completion tokens that the learner has trained on.", COUNTER, "TRL"),
     Metric(

@@ -204,6 +204,9 @@ def test_soft_overlong_falls_in_a_line():
 def test_built_in_rewards_stay_in_their_range():
     texts = ["", "18", "<think>a</think>\n<answer>18</answer>", "\\boxed{18}", "<answer>" * 50, "x" * 3000]
     for name, builtin in BUILTINS.items():
+        if builtin.range is None:
+            assert name == "environment", "what an environment gives may be any number"
+            continue
         options = {"max_tokens": 100, "soft_tokens": 20} if name == "soft_overlong" else {}
         for text in texts:
             request = {"completion": text, "answer": "18", "completion_ids": list(range(len(text)))}

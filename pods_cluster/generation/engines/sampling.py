@@ -25,9 +25,9 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def stream_key(seed: int, group: GroupId, index: int) -> int:
-    """64-bit key of one rollout's stream."""
-    text = f"{seed}|{group.epoch}|{group.row}|{group.attempt}|{index}"
+def stream_key(seed: int, group: GroupId, index: int, start: int = 0) -> int:
+    """64-bit key of one rollout's stream, for each of its turns another one: the turn that begins after `start` tokens."""
+    text = f"{seed}|{group.epoch}|{group.row}|{group.attempt}|{index}" + (f"|{start}" if start else "")
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

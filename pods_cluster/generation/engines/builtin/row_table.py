@@ -81,7 +81,7 @@ class RowTable:
             self.ids[row, : len(prompt)] = prompt
             self.prompt_length[row] = self.length[row] = len(prompt)
             self.limit[row] = len(prompt) + sampling.max_tokens
-            self.key[row] = stream_key(sampling.seed, request.group, request.index)
+            self.key[row] = stream_key(sampling.seed, request.group, request.index, request.start)
             self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
             self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p
             self.stop_class[row] = stop_class

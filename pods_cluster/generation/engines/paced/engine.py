@@ -148,7 +148,8 @@ class PacedEngine(WeightReceiving):
         return min(self._longest, self._shortest + int(-mean * math.log1p(-u)))
 
     def _numbers(self, request: RolloutRequest, count: int, first: int) -> np.ndarray:
-        key = np.full(count, stream_key(request.sampling.seed, request.group, request.index), np.uint64)
+        seed, group = request.sampling.seed, request.group
+        key = np.full(count, stream_key(seed, group, request.index, request.start), np.uint64)
         return uniforms(key, np.arange(first, first + count, dtype=np.int64))
 
     def _rollout(self, running: _Running, made: int) -> Rollout:

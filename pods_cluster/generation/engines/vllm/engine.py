@@ -130,7 +130,7 @@ class VllmEngine:
             sampling = request.sampling
             seed = None
             if self.options.seeded == "per_request":
-                seed = stream_key(sampling.seed, request.group, request.index) >> 1
+                seed = stream_key(sampling.seed, request.group, request.index, request.start) >> 1
             wanted = sampling.logprobs and self.options.logprobs == "engine"
             params = make_params(sampling, (*self._end_ids, *sampling.stop_token_ids), seed, wanted)
             running = RunningRequest(request, self._request_id(request.key), wanted, self.version, stop_strings)

@@ -1,0 +1,32 @@
+"""The `environment` section: what answers the model in rollouts of several turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from pods_cluster.config.base import Section
+
+
+class EnvironmentConfig(Section):
+    """The environment that answers the model: a rollout then has several turns. Left out: rollouts have one turn."""
+
+    name: str = Field(min_length=1)
+    """`path/to/file.py:Class` or `package.module:Class` of a `pods_cluster.environments.Environment`, made anew for each
+    rollout; `pods_cluster.environments:ToolEnvironment` calls tools."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the class."""
+    max_turns: int = Field(default=8, ge=1)
+    """Most turns of the model in one rollout; one that has not ended by then is cut and finishes with `length`."""
+    turn_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens that the model may sample in one turn; left out: what is left of `generator.max_tokens`, which bounds all
+    turns and what the environment writes between them."""
+    timeout: float = Field(default=30.0, gt=0)
+    """Seconds that one call of the environment may take; after that its process is killed, and the rollout counts as
+    failed."""
+    max_seconds: float = Field(default=600.0, gt=0)
+    """Seconds from a rollout's first turn after which it gets no further one; it is cut and finishes with `length`."""
+    memory_limit: float | None = Field(default=2.0, gt=0)
+    """GiB that the environment of one rollout may hold, with all that it starts (Linux); above it is killed, and the rollout
+    counts as failed (`memory`). null: no limit."""
