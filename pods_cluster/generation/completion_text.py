@@ -42,7 +42,7 @@ class CompletionText:
             return texts
         return [
             cut_at_stop(text, self._stop_strings, self._include_stop)
-            if rollout.finish_reason is FinishReason.STOP
+            if rollout.finish_reason is FinishReason.STOP and rollout.turns == 1  # others end turns with them too
             else text
             for text, rollout in zip(texts, rollouts, strict=True)
         ]

@@ -70,6 +70,7 @@ class Turns:
         self,
         config: Config,
         tokenizer: PreTrainedTokenizerBase,
+        text: CompletionText,
         scorers: ScorerPool,
         *,
         submit: Callable[[RolloutRequest], None],
@@ -80,7 +81,7 @@ class Turns:
         assert config.environment is not None
         self._settings = config.environment
         self._wants_reward = any(reward.name == ENVIRONMENT for reward in config.reward)
-        self._text = CompletionText(tokenizer)
+        self._text = text
         self._tokens = TurnTokens(config, cast(PromptTokenizer, tokenizer))
         self._submit, self._abort_turns, self._done, self._failed = submit, abort, done, failed
         self._playing: dict[str, _Playing] = {}

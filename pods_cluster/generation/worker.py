@@ -125,6 +125,7 @@ class GeneratorWorker:
             self._turns = Turns(
                 self.config,
                 tokenizer,
+                text,
                 self._scorers,
                 submit=self._submit_turn,
                 abort=lambda keys: self._engine.post("abort", lambda engine: engine.abort(keys)),

@@ -120,12 +120,15 @@ def with_value(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         if part.isdigit():
             node = node[int(part)]
         else:
-            node[part] = node.get(part) or ([copy.deepcopy(ITEMS[part])] if inner.isdigit() else {})
+            new = [ITEMS[part]] if inner.isdigit() else SECTIONS.get(part, {})
+            node[part] = node.get(part) or copy.deepcopy(new)
             node = node[part]
     node[last] = value
     return changed
 
 
+SECTIONS: dict[str, dict[str, Any]] = {"environment": {"name": "game.py:Game"}}
+"""What sections without a default need."""
 ITEMS: dict[str, dict[str, Any]] = {"mix": {"path": "more.jsonl"}, "reward": {"name": "math_answer"}}
 """An item of a list of sections that a tree does not have."""
 

@@ -39,7 +39,7 @@ def script(name: str) -> ModuleType:
 @pytest.mark.slow  # four whole runs
 def test_every_example_runs(cluster: None, made: Made, tmp_path: Path) -> None:
     model, runs = str(made.model), {"run.dir": str(tmp_path), "run.eval.every": 0}
-    written = ["own_reward.py", "trl_script.py", "verl_data.py", "lora.yaml", "README.md"]
+    written = ["own_reward.py", "calculator.py", "trl_script.py", "verl_data.py", "lora.yaml", "README.md"]
     assert sorted(path.name for path in EXAMPLES.iterdir() if path.is_file()) == sorted(written), "one that is not run"
 
     own = script("own_reward")

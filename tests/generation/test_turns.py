@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,10 +48,10 @@ def prompt_of(config: Config, row: int = 0, **columns: object) -> Prompt:
     return Prompt(0, row, "12+3=", tuple(tokenizer.encode("12+3=")), answer="15", columns=columns)
 
 
-def sampling(config: Config, **changes: object) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=config.generator.max_tokens, seed=3, stop_token_ids=config.generator.stop_ids, **changes
-    )  # pyright: ignore
+def sampling(config: Config, **changes: float) -> SamplingParams:
+    generator = config.generator
+    params = SamplingParams(max_tokens=generator.max_tokens, seed=3, stop_token_ids=generator.stop_ids)
+    return dataclasses.replace(params, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def made(worker: GeneratorWorker, config: Config, prompt: Prompt, attempt: int = 0) -> list[Rollout]:
