@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, ClassVar
 
 Message = dict[str, Any]
 """A chat message: `role`, `content`, and what else the chat template reads (`name`, `tool_call_id`)."""
+Answer = str | Message | list[Message] | None
+"""What `step` returns: a text, messages, or None, which ends the rollout."""
 
 
 class Environment:
@@ -30,18 +32,18 @@ class Environment:
         """
         return None
 
-    def reset(self, row: Mapping[str, Any]) -> None:
+    def reset(self, row: Mapping[str, Any]) -> None | Awaitable[None]:
         """Begin a rollout. `row` has the dataset's columns, and its `answer`. Called before the first `step`."""
 
-    def step(self, completion: str) -> str | Message | list[Message] | None:
+    def step(self, completion: str) -> Answer | Awaitable[Answer]:
         """Return the answer to what the model wrote in its turn: a text or messages; None ends the rollout."""
         raise NotImplementedError
 
-    def reward(self) -> float | None:
+    def reward(self) -> float | None | Awaitable[float | None]:
         """Return the rollout's reward after its last turn; None: it gives none. It is the reward `environment`."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None | Awaitable[None]:
         """Free what the rollout held. Called at its end, but not where the process was killed."""
 
 
