@@ -32,18 +32,18 @@ class Environment:
         """
         return None
 
-    def reset(self, row: Mapping[str, Any]) -> None | Awaitable[None]:
+    def reset(self, row: Mapping[str, Any]) -> Awaitable[None] | None:
         """Begin a rollout. `row` has the dataset's columns, and its `answer`. Called before the first `step`."""
 
     def step(self, completion: str) -> Answer | Awaitable[Answer]:
         """Return the answer to what the model wrote in its turn: a text or messages; None ends the rollout."""
         raise NotImplementedError
 
-    def reward(self) -> float | None | Awaitable[float | None]:
+    def reward(self) -> float | Awaitable[float | None] | None:
         """Return the rollout's reward after its last turn; None: it gives none. It is the reward `environment`."""
         return None
 
-    def close(self) -> None | Awaitable[None]:
+    def close(self) -> Awaitable[None] | None:
         """Free what the rollout held. Called at its end, but not where the process was killed."""
 
 

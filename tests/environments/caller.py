@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # pyright: ignore
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2 * 3"}}\n</tool_call>'
 RIGHT, WRONG = "So it is #### 6", "So it is #### 7"
