@@ -43,7 +43,7 @@ def run(arm: Arm, settings: Settings, out: Path) -> None:
     import torch
     from datasets import Dataset
     from transformers.trainer_callback import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
     from pods_cluster.scoring.builtin import boxed_format, math_answer
 

@@ -24,6 +24,7 @@ from pods_cluster.run.live_file import write_live_file
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.client.command import environment, on_cluster, pods, run
+from tests.docs.pages import ROOT
 from tests.tiny_run import Made
 
 SHORT = {
@@ -33,6 +34,7 @@ SHORT = {
     "learner.prompts_per_step": 4,
     "learner.warmup_steps": 0,
     "selector.no_signal": "keep",
+    "selector.keep": 8,
     "generator.engine": "paced",
     "generator.engine_options": {
         "tokens_per_second": 300,
@@ -163,7 +165,9 @@ def test_a_dry_run_starts_nothing(made: Made, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # three runs, the first two on a Ray cluster of their own
 def test_a_sweep_is_interrupted_gone_on_with_and_compared(cluster: None, made: Made, tmp_path: Path) -> None:
-    path = sweep_file(tmp_path, made, arms={"grpo": {"generator.rollouts_per_prompt": 4}, "pods": {}}, baseline="grpo")
+    example = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())  # on another base, smaller
+    assert example.pop("base") == "lora.yaml"
+    path = sweep_file(tmp_path, made, **example | {"name": "tiny", "seeds": 1})
     folder = tmp_path / "runs" / "tiny"
     first, second = (RunFolder(folder / f"tiny-{arm}-s0") for arm in ("grpo", "pods"))
     command = pods("sweep", str(path), "--plain")
@@ -190,7 +194,7 @@ def test_a_sweep_is_interrupted_gone_on_with_and_compared(cluster: None, made: M
     assert first.metrics.read_bytes() == written  # not run again
     assert any(event["kind"] == "resumed" for event in second.read_events())
     assert "times sooner than grpo" in again.stdout
-    for arm, made_a_step in ((first, 4 * 4), (second, 4 * 16)):
+    for arm, made_a_step in ((first, 4 * 8), (second, 4 * 16)):
         trained = [record for record in arm.read_metrics() if record.get("updates")]
         assert [record["rollouts/generated"] for record in trained] == [made_a_step] * 3
-        assert [record["rollouts/trained"] for record in trained] == [4 * 4] * 3
+        assert [record["rollouts/trained"] for record in trained] == [4 * 8] * 3

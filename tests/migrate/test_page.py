@@ -18,8 +18,8 @@ SOURCES = {
     2: Path(verl_fields.__file__).read_text(),
     3: Path(openrlhf_flags.__file__).read_text(),
 }
-ARGUMENTS = {"reward_funcs", "peft_config"}
-"""Arguments of TRL's trainer, not of its configuration."""
+ARGUMENTS = {"reward_funcs", "peft_config", "get_soft_overlong_punishment", "tools"}
+"""Arguments of TRL's trainer, a reward and a column, which are not in its configuration."""
 
 
 def cells() -> list[list[str]]:
@@ -43,3 +43,16 @@ def test_what_is_not_here_is_refused_there() -> None:
     for name in ("num_iterations", "repetition_penalty"):
         assert name in text
         assert name in trl_names.NO_COUNTERPART
+
+
+KNOBS = """
+learner.mask_truncated generator.stop_strings generator.stop_tokens model.chat_template_kwargs model.revision model.overrides
+learner.importance learner.objective learner.entropy_coefficient soft_overlong learner.warmup_ratio run.epochs generator.top_p
+generator.top_k data.mix data.curriculum data.streaming pods_cluster.scoring.judge:judge run.checkpoint.best run.push_to_hub
+run.trackio run.mlflow
+"""
+
+
+def test_what_users_of_other_trainers_look_for_has_a_row() -> None:
+    here = {name for row in cells() for name in re.findall(r"`([^`]+)`", row[3])}
+    assert [name for name in KNOBS.split() if name not in here] == []
