@@ -58,7 +58,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("scoring/test_scorer_pool.py", "scoring/test_scorer_limits.py", "scoring/test_reward_probe.py"),
     ("sizing/test_autoscaler.py",),
     # workers with environments; processes of environments
-    ("generation/test_turns.py", "environments/test_host.py"),
+    ("generation/test_turns.py", "environments/test_host.py", "environments/test_description.py"),
     ("generation/engines/builtin/test_engine.py", "generation/engines/builtin/test_architectures.py"),
     ("selection/test_actor.py", "test_stopped_process.py"),
     ("weights/test_transfer.py",),

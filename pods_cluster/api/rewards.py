@@ -48,24 +48,31 @@ def _entry(reward: Any, index: int, defaults: Mapping[str, Any]) -> dict[str, An
             f"reward.{index}: {reward!r} is no reward; give a function, a name such as 'math_answer', or a section "
             f"such as {{'name': function, 'weight': 0.5}}"
         )
-    return {**defaults, **_named(function, index), **{key: value for key, value in section.items() if key != "name"}}
+    return {
+        **defaults,
+        **named(function, f"reward.{index}"),
+        **{key: value for key, value in section.items() if key != "name"},
+    }
 
 
-def _named(function: Callable[..., Any], index: int) -> dict[str, Any]:
-    """The fields `name`, `label` and `code` of a function."""
+def named(function: Callable[..., Any], where: str, what: str = "function") -> dict[str, Any]:
+    """The fields `name`, `label` and `code` of a function or a class; `where` is its place in the configuration.
+
+    Raises ConfigError for one that cannot be pickled.
+    """
     module, name = _module_of(function), _name_of(function)
     found = _resolve(module, name)
-    if found is function and _is_installed(module):
+    if found is function and lies_installed(module):
         return {"name": f"{module}:{name}"}
     short = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "reward"
     try:
-        code = pickle_function(function, "__main__" if _is_installed(module) else module)
+        code = pickle_function(function, "__main__" if lies_installed(module) else module)
     except PickleError as error:
         if found is function and module != "__main__":
             return {"name": f"{module}:{name}"}
         raise settings.ConfigError(
-            f"reward.{index}: the function {name} cannot be sent to the processes that run it ({error}); load or make what "
-            f"it holds inside the function, or put it into a module of its own and name it, as in 'my_module:{short}'"
+            f"{where}: the {what} {name} cannot be sent to the processes that run it ({error}); load or make what "
+            f"it holds inside the {what}, or put it into a module of its own and name it, as in 'my_module:{short}'"
         ) from error
     return {"name": f"{module}:{name}", "label": short, "code": code}
 
@@ -87,7 +94,7 @@ def _resolve(module: str, name: str) -> Any:
     return found
 
 
-def _is_installed(module: str) -> bool:
+def lies_installed(module: str) -> bool:
     """Whether a module lies where packages are installed, and so most likely on every node of a cluster."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pods_cluster.api.environments import environment_section
 from pods_cluster.api.inputs import FOLDER, HeldRows, held_rows
 from pods_cluster.api.result import TrainResult
 from pods_cluster.api.rewards import RewardLike, reward_entries
@@ -48,9 +49,9 @@ def train(
         a script or a notebook are copied there with what they hold.
     eval_dataset: held-out rows, with the same columns.
     config: a run's YAML file, or a mapping, to which everything else is added. Keys of mappings may be dotted.
-    sections: fields of the configuration: `learner={"learning_rate": 1e-5}`, `staleness=1`,
-        `**{"generator.workers": 2}`. docs/config.md lists them. Left out, `run.name` is made from model and time, and
-        `generator.engine` is vllm where it is installed and there is a GPU or a cluster, else transformers.
+    sections: fields of the configuration: `learner={"learning_rate": 1e-5}`, `staleness=1`, `environment=MyEnvironment` (a
+        class, or a section), `**{"generator.workers": 2}`. docs/config.md lists them. Left out, `run.name` is made from model
+        and time, and `generator.engine` is vllm where it is installed and there is a GPU or a cluster, else transformers.
     callbacks: called after each step with its record; one that raises StopIteration ends the run as Ctrl-C does. Any
         other error ends it too, and is raised again once the state is saved.
     resume: go on from the newest checkpoint of the run of this name.
@@ -90,6 +91,8 @@ def configure(
         else changed({}, config or {})
     )
     tree = changed(tree, sections)
+    if tree.get("environment") is not None:
+        tree["environment"] = environment_section(tree["environment"])
     if model is not None:
         tree = changed(tree, {"model": dict(model) if isinstance(model, Mapping) else {"path": _model_path(model)}})
     if reward is not None:

@@ -17,6 +17,9 @@ class EnvironmentConfig(Section):
     rollout; `pods_cluster.environments:ToolEnvironment` calls tools."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the class."""
+    code: str | None = Field(default=None, min_length=1)
+    """A class itself, pickled: Python's `pods_cluster.train` writes it where no module holds the class, whose name is then
+    only told to people."""
     max_turns: int = Field(default=8, ge=1)
     """Most turns of the model in one rollout; one that has not ended by then is cut and finishes with `length`."""
     turn_tokens: int | None = Field(default=None, ge=1)

@@ -171,7 +171,7 @@ class Config(Section):
                         f"environment.name, or name another reward"
                     )
             return
-        if ":" not in environment.name:
+        if ":" not in environment.name and environment.code is None:
             yield (
                 f"environment.name: {environment.name!r} names no class; write file.py:Class or package.module:Class, as in "
                 f"pods_cluster.environments:ToolEnvironment"

@@ -46,7 +46,7 @@ class EnvironmentDesk:
     def first_prompt(self, row: Mapping[str, Any], index: int) -> str | list[Message] | None:
         """Return the prompt that the environment makes of row `index`. Raises RowError where it fails."""
         try:
-            return self._ask("first_prompt", (row, self._config.options))
+            return self._ask("first_prompt", row)
         except EnvironmentFailed as error:
             raise RowError(f"environment: row {index} has no prompt: {error.kind}: {error.message}") from error
 

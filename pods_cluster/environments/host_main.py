@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import inspect
 import math
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 from pods_cluster.config import EnvironmentConfig
@@ -24,6 +24,7 @@ from pods_cluster.environments.environment import Environment, as_messages
 from pods_cluster.scoring import scorer_keeper
 from pods_cluster.scoring.calling import awaited
 from pods_cluster.scoring.channel import Channel
+from pods_cluster.scoring.pickled_function import unpickle_function
 from pods_cluster.scoring.reward_registry import describe_error, load_object
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_main import die_with
@@ -66,20 +67,21 @@ def main(events: int, commands: int, parent: int, report: int, speaker: int) -> 
         os._exit(0)
 
 
-def _load(config: EnvironmentConfig) -> type[Environment]:
-    found = load_object(config.name)
-    if not (inspect.isclass(found) and issubclass(found, Environment)):
+def _load(config: EnvironmentConfig) -> Factory:
+    found: Any = load_object(config.name) if config.code is None else unpickle_function(config.code)
+    # options that it does not take would fail for every rollout
+    if not callable(found) or not isinstance(found(**config.options), Environment):
         raise TypeError(f"{config.name} is no class that derives from pods_cluster.environments.Environment")
-    found(**config.options)  # options that it does not take would fail for every rollout
     return found
+
+
+Factory = Callable[..., Environment]
 
 
 class _Host:
     """Forks and ends the environments' processes. `channel` tells the owner how each ended."""
 
-    def __init__(
-        self, config: EnvironmentConfig, made: type[Environment], channel: Channel, commands: socket.socket
-    ) -> None:
+    def __init__(self, config: EnvironmentConfig, made: Factory, channel: Channel, commands: socket.socket) -> None:
         self._config, self._made, self._channel, self._commands = config, made, channel, commands
         self._limit = None if config.memory_limit is None else round(config.memory_limit * 2**30)
         self._running: dict[int, int] = {}  # process id: number of the rollout
@@ -153,21 +155,22 @@ def _kill_family(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def _become_environment(made: type[Environment], config: EnvironmentConfig, descriptor: int) -> NoReturn:
+def _become_environment(made: Factory, config: EnvironmentConfig, descriptor: int) -> NoReturn:
     """Serve one rollout: calls come as (method, argument), and each is answered with ("value", …) or ("error", kind, text)."""
     if scorer_keeper.AVAILABLE:
         scorer_keeper.die_with_parent(signal.SIGKILL)
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     channel = Channel(socket.socket(fileno=descriptor))
     environment: Environment | None = None
+    make = partial(made, **config.options)
     try:
         channel.send(("value", None))
         while True:
             method, argument = channel.receive()
             try:
                 if environment is None:
-                    environment = made(**config.options)
-                answer = ("value", _call(environment, method, argument))
+                    environment = make()
+                answer = ("value", _call(environment, method, argument, make))
             except MemoryError as error:
                 answer = ("error", FailureKind.MEMORY, describe_error(error))
             except BaseException as error:  # SystemExit and KeyboardInterrupt are an environment's failures too
@@ -180,7 +183,7 @@ def _become_environment(made: type[Environment], config: EnvironmentConfig, desc
     os._exit(0)  # not through user code's exit handlers and threads
 
 
-def _call(environment: Environment, method: str, argument: Any) -> Any:
+def _call(environment: Environment, method: str, argument: Any, made: Factory) -> Any:
     if method == "describe":
         return {
             "role": environment.role,
@@ -188,7 +191,7 @@ def _call(environment: Environment, method: str, argument: Any) -> Any:
             "prompts": type(environment).first_prompt is not Environment.first_prompt,
         }
     if method == "first_prompt":
-        found = awaited(type(environment)(**argument[1]).first_prompt(argument[0]))
+        found = awaited(made().first_prompt(argument))
         return found if isinstance(found, str) else as_messages(found, "user") or None
     if method == "reset":
         awaited(environment.reset(argument))

@@ -106,7 +106,7 @@ def _reward(told: Translation) -> dict[str, Any]:
     for name, value, text in (
         ("reward.remote_url", path, "a judge is called from a reward function of yours"),
         ("reward.model_name_or_path", model, "rewards are functions here; wrap the model into one"),
-        ("train.agent_func_path", agent, "rollouts have one turn; score them in a reward function"),
+        ("train.agent_func_path", agent, "write it as an environment (docs/environments.md)"),
     ):
         if value is not None:
             told.left_out.append(LeftOut(name, value, f"{text}; math_answer stands in its place", True))

@@ -18,7 +18,7 @@ NO_COUNTERPART: dict[str, tuple[str, tuple[Any, ...]]] = {
     "use_bias_correction_kl": ("the KL term is not weighted by the importance ratio here", (None, False)),
     "label_smoothing_factor": ("there are no labels", (None, 0.0)),
     "neftune_noise_alpha": ("embeddings are not disturbed here", (None,)),
-    "tools": ("tools are written into prompts from a column 'tools'; they are not called", (None,)),
+    "tools": ("functions are given to the trainer, as GRPOTrainer(tools=[f])", (None,)),
 }  # fmt: skip
 """Settings that change what is computed there and have no counterpart: reason, and the values that change nothing."""
 

@@ -112,7 +112,7 @@ class Controller:
             mlflow=config.run.mlflow,
             trackio=config.run.trackio,
             # trackers have no use for pickled functions
-            config=config.model_dump(mode="json", exclude={"reward": {"__all__": {"code"}}}),
+            config=config.model_dump(mode="json", exclude={"reward": {"__all__": {"code"}}, "environment": {"code"}}),
         )
         if self._after:
             self.recorder.event("restarting", self._after, level="warning")

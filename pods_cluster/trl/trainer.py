@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pods_cluster.api.environments import tool_section
 from pods_cluster.api.inputs import held_rows
 from pods_cluster.api.result import TrainResult
 from pods_cluster.api.rewards import reward_entries
@@ -65,9 +66,12 @@ class GRPOTrainer:
             ),
             ("optimizers", None if tuple(optimizers) == (None, None) else optimizers, "set learner.optimizer"),
             ("quantization_config", quantization_config, "use learner.lora on a model that is not quantised"),
-            ("tools", tools, "put them into a column 'tools' of the rows, where the chat template reads them"),
-            ("rollout_func", rollout_func, "rollouts are made by the engines (docs/engines.md)"),
-            ("environment_factory", environment_factory, "rollouts have one turn"),
+            ("rollout_func", rollout_func, "engines make rollouts, an environment answers them (docs/environments.md)"),
+            (
+                "environment_factory",
+                environment_factory,
+                "make it a pods_cluster.environments.Environment, and give config={'environment': its class}",
+            ),
         ):
             if value is not None:
                 raise ConfigError(f"{name}: has no counterpart here; leave it out: {fix}")
@@ -88,6 +92,8 @@ class GRPOTrainer:
         fields = {"generator.engine": default_engine(), **told.fields, **_adapter(peft_config)}
         if template := getattr(processing_class, "chat_template", None):
             fields["model.chat_template"] = template
+        if tools:
+            fields["environment"] = tool_section(tools)
         fields["reward"] = _rewards(reward_funcs, given.get("reward_weights"))
         self._named = "run.name" in fields
         if not self._named:

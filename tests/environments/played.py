@@ -14,8 +14,8 @@ from pods_cluster.environments import Environment
 class Counting(Environment):
     """Answers with the number of the turn and a plus, ends after `turns` of them, and rewards each digit that it was told."""
 
-    def __init__(self, turns: int = 3) -> None:
-        self.turns, self.digits, self.number = turns, 0, 0
+    def __init__(self, turns: int = 3, says: str | None = None) -> None:
+        self.turns, self.says, self.digits, self.number = turns, says, 0, 0
 
     def reset(self, row: Mapping[str, Any]) -> None:
         self.answer = row["answer"]
@@ -23,7 +23,7 @@ class Counting(Environment):
     def step(self, completion: str) -> str | None:
         self.number += 1
         self.digits += sum(letter.isdigit() for letter in completion)
-        return f"{self.number}+" if self.number < self.turns else None
+        return (self.says or f"{self.number}+") if self.number < self.turns else None
 
     async def reward(self) -> float:
         return float(self.digits)

@@ -13,6 +13,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from pods_cluster.config import Config, ConfigError
+from pods_cluster.environments import ToolEnvironment
 from pods_cluster.migrate.trl_fields import DEFAULTS
 from pods_cluster.trl import GRPOConfig, GRPOTrainer
 from pods_cluster.trl.config import given_settings
@@ -273,3 +274,15 @@ def test_rewards_of_trl() -> None:
     assert reasoning_accuracy_reward(reasoned, ["2", "2"]) == [1.0, 0.0]
     assert think_format_reward(["<think>a</think>b", "a", "<think>a<think>b</think>"]) == [1.0, 0.0, 0.0]
     assert get_soft_overlong_punishment(10, 4)(completion_ids=[[0] * 6, [0] * 8, [0] * 12]) == [0.0, -0.5, -1.0]
+
+
+def test_tools_and_environments_are_taken() -> None:
+    config = GRPOTrainer("some/model", accuracy_reward, train_dataset=CHAT, tools=[accuracy_reward]).config
+    assert config.environment is not None
+    assert config.environment.name == "pods_cluster.environments:ToolEnvironment"
+    assert config.environment.code
+    given = {"environment": {"name": ToolEnvironment, "max_turns": 3}}
+    config = GRPOTrainer("some/model", accuracy_reward, train_dataset=CHAT, config=given).config
+    assert config.environment is not None
+    assert config.environment.name == "pods_cluster.environments.tool_environment:ToolEnvironment"
+    assert (config.environment.code, config.environment.max_turns) == (None, 3)
