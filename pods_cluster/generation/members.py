@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.actor_names import actor_name
 from pods_cluster.config import Config
-from pods_cluster.generation.messages import Failure, GeneratorError, WorkerInfo, WorkerPhase, WorkerStatus
+from pods_cluster.generation.messages import Failure, GeneratorError, NodeLost, WorkerInfo, WorkerPhase, WorkerStatus
 from pods_cluster.generation.node_notice import draining_nodes
 from pods_cluster.generation.placement import (
     ANSWER_SECONDS,
@@ -24,6 +25,10 @@ from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.types import GroupId
 
 CLOSE_SECONDS = 15.0
+PLACES_TRIED = 3
+"""Ray takes a minute to know that a node is gone, and may place a worker there meanwhile: it is then placed anew."""
+NOTICE_SECONDS = 60.0
+"""A worker is asked anew so often whether its process was told to go; it answers at once when it is."""
 
 TakePrinted = Callable[[str, Printed], None]
 """Takes what the rewards of a worker printed, on a thread: worker's name, lines."""
@@ -33,7 +38,7 @@ TakePrinted = Callable[[str, Printed], None]
 class Member:
     """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there, `sampling` rollouts in
     its engine when it last said so, and those sent since, `rate` the best tokens a second that it has kept up, `printed`
-    how many lines of its rewards have been fetched."""
+    how many lines of its rewards have been fetched, `told` the question whether it was told to go."""
 
     handle: Any
     info: WorkerInfo
@@ -45,6 +50,7 @@ class Member:
     draining: bool = False
     unanswered: int = 0
     failure: str | None = None
+    told: asyncio.Future[bool | None] | None = None
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -164,10 +170,24 @@ class PoolMembers:
             self._members[name].draining = True
 
     async def warned(self) -> dict[str, float | None]:
-        """Serving workers whose nodes are about to go, and the seconds that those have left (None: not told)."""
+        """Serving workers whose nodes are about to go, and the seconds that those have left (None: not told), and those whose
+        process got SIGTERM."""
         going = await asyncio.to_thread(draining_nodes)
-        nodes = {name: member.info.node for name, member in self._members.items() if not member.draining}
-        return {name: going[node] for name, node in nodes.items() if node in going}
+        serving = {name: member for name, member in self._members.items() if not member.draining}
+        told: dict[str, float | None] = {name: None for name, member in serving.items() if self._told_to_go(member)}
+        return told | {name: going[m.info.node] for name, m in serving.items() if m.info.node in going}
+
+    @staticmethod
+    def _told_to_go(member: Member) -> bool:
+        """Whether this worker has said that it got SIGTERM; one question is always on its way to it."""
+        if member.told is not None and member.told.done():
+            if member.told.result():
+                return True
+            member.told = None
+        if member.told is None and member.failure is None:
+            question = member.handle.wait_for_sigterm.remote(NOTICE_SECONDS)
+            member.told = asyncio.ensure_future(answer_or_none(question, NOTICE_SECONDS + ANSWER_SECONDS))
+        return False
 
     async def drain(self, name: str, timeout: float) -> None:
         """Wait until every rollout of a retired worker was taken or dropped, it died, or `timeout` seconds passed."""
@@ -206,7 +226,13 @@ class PoolMembers:
         calls = [answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
         await asyncio.gather(*calls)
         for member in members.values():
-            kill(member.handle)
+            self._end(member)
+
+    @staticmethod
+    def _end(member: Member) -> None:
+        if member.told is not None:
+            member.told.cancel()
+        kill(member.handle)
 
     async def _fetch_printed(self, name: str, member: Member) -> None:
         """Hand on what the worker's rewards have printed since the last time; a dead worker has nothing more to say."""
@@ -219,6 +245,12 @@ class PoolMembers:
                 await asyncio.to_thread(self._take_printed, name, found)
 
     async def _prepare(self, name: str, placement: float) -> None:
+        for _ in range(PLACES_TRIED - 1):
+            with contextlib.suppress(NodeLost):
+                return await self._start(name, placement)
+        await self._start(name, placement)
+
+    async def _start(self, name: str, placement: float) -> None:
         try:
             handle = create_worker(self.config, name, self._selector, self._options)
             worker = self._starting[name] = _StartingWorker(handle)
@@ -235,6 +267,6 @@ class PoolMembers:
 
     def _discard(self, name: str, reason: str) -> Failure:
         member = self._members.pop(name)
-        kill(member.handle)
+        self._end(member)
         self.scoring.worker_gone(name)
         return Failure(name, reason, sorted(member.groups), leaving=member.draining)

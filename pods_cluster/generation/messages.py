@@ -23,6 +23,10 @@ class NoRoom(GeneratorError):
     """The cluster has no place for a worker."""
 
 
+class NodeLost(GeneratorError):
+    """A worker was lost while it started, with its node: Ray places workers on a node until it knows that it is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Portion:
     """Rollouts start … stop - 1 of a group of `size`, to be made now; `length` tokens each are expected, if known."""

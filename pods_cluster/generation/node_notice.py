@@ -1,7 +1,9 @@
-"""What Ray knows of the nodes under the workers: of which kind they are, and which are about to go."""
+"""The nodes under the workers: of which kind they are, and which of them, or of the workers' processes, are about to go."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 
 NOT_A_KIND = ("ray.io/node-id", "ray.io/availability-zone", "ray.io/availability-region")
@@ -31,3 +33,22 @@ def draining_nodes() -> dict[str, float | None]:
     except Exception:
         return {}
     return {node: max(0.0, end / 1000 - time.time()) if end else None for node, end in found.items()}
+
+
+def note_sigterm() -> threading.Event:
+    """Set once this actor's process gets SIGTERM, as schedulers send it to all processes of a job. The process serves on, to
+    be drained; a second SIGTERM ends it, as Ray's own handler does. Outside of an actor nothing changes.
+    """
+    import ray
+
+    told = threading.Event()
+    in_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    if in_actor and threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGTERM)
+
+        def note(*_: object) -> None:
+            told.set()
+            signal.signal(signal.SIGTERM, before)
+
+        signal.signal(signal.SIGTERM, note)
+    return told

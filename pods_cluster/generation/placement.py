@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from pods_cluster.actor_names import NAMESPACE, demand
 from pods_cluster.config import Config
 from pods_cluster.config.labels import describe_labels
-from pods_cluster.generation.messages import GeneratorError, NoRoom, WorkerInfo
+from pods_cluster.generation.messages import GeneratorError, NodeLost, NoRoom, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
 
 RESOURCE = "pods_generator"
@@ -52,7 +52,7 @@ def create_worker(config: Config, name: str, selector: Any, actor_options: Mappi
 
 
 async def worker_placed(config: Config, name: str, handle: Any, seconds: float) -> None:
-    """Wait until Ray has found the actor a place. Raises NoRoom when it has not, GeneratorError with another cause."""
+    """Wait until Ray has found the actor a place. Raises NoRoom when it has not, NodeLost, GeneratorError with another cause."""
     generator = config.generator
     try:
         await asyncio.wait_for(as_coroutine(handle.__ray_ready__.remote()), seconds)
@@ -65,11 +65,11 @@ async def worker_placed(config: Config, name: str, handle: Any, seconds: float) 
             f"lower generator.workers, add nodes, or raise cluster.placement_timeout"
         ) from None
     except RayActorError as error:
-        raise GeneratorError(f"{name} died while it started: {cause(error)}") from error
+        raise _died(name, error) from error
 
 
 async def worker_started(config: Config, name: str, handle: Any) -> WorkerInfo:
-    """Wait for the engine of a worker that has its place. Raises GeneratorError with the cause."""
+    """Wait for the engine of a worker that has its place. Raises NodeLost, and GeneratorError with another cause."""
     generator = config.generator
     try:
         return await asyncio.wait_for(as_coroutine(handle.ready.remote()), generator.start_timeout + ANSWER_SECONDS)
@@ -77,8 +77,15 @@ async def worker_started(config: Config, name: str, handle: Any) -> WorkerInfo:
         raise GeneratorError(
             f"{name} has not started within generator.start_timeout: {generator.start_timeout:g} s"
         ) from None
-    except (RayActorError, RayTaskError) as error:
+    except RayActorError as error:
+        raise _died(name, error) from error
+    except RayTaskError as error:
         raise GeneratorError(f"{name} could not start: {cause(error)}") from error
+
+
+def _died(name: str, error: RayActorError) -> GeneratorError:
+    kind = NodeLost if "its node has died" in str(error) else GeneratorError
+    return kind(f"{name} died while it started: {cause(error)}")
 
 
 async def as_coroutine(reference: Awaitable[Any]) -> Any:

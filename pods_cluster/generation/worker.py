@@ -15,7 +15,7 @@ from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.generation.eval_requests import CurrentEvaluation, Evaluation
 from pods_cluster.generation.messages import EvalRow, GroupRequest, WorkerFailed, WorkerInfo, WorkerStats
-from pods_cluster.generation.node_notice import node_kind
+from pods_cluster.generation.node_notice import node_kind, note_sigterm
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.postprocess import Ended, Postprocessor
 from pods_cluster.generation.reporter import Reporter, SelectorLink
@@ -54,6 +54,7 @@ class GeneratorWorker:
         self.config = config
         self.name = name
         self._error: str | None = None
+        self._told_to_go = note_sigterm()
         self._store = RolloutStore()
         self._evaluations = CurrentEvaluation()
         self._scorers: Any = None
@@ -133,6 +134,10 @@ class GeneratorWorker:
                 failed=lambda error: self._fail("playing turns", error),
             )
         return engine
+
+    def wait_for_sigterm(self, timeout: float) -> bool:
+        """Whether this process was told to go by SIGTERM, after `timeout` seconds at most. It serves on until it is drained."""
+        return self._told_to_go.wait(timeout)
 
     # Rollouts.
 

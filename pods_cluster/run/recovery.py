@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from pods_cluster.config import Config
-from pods_cluster.generation.messages import GeneratorError
+from pods_cluster.generation.messages import GeneratorError, NoRoom
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.learning.reports import LearnerError
@@ -153,7 +153,16 @@ class Recovery:
             self.run.notice("worker_failed", f"{failure.worker}: {failure.cause}; another takes its place")
         pools = self.run.scaler.now()
         short = max(self.run.scaler.target.generators - pools.serving - pools.coming, 1 if not pools.serving else 0)
-        await _together(*(self._pool.replace(failure.worker) for failure in failures[:short]))
+        await _together(*(self._replace(failure.worker) for failure in failures[:short]))
+
+    async def _replace(self, worker: str) -> None:
+        """Another generator takes this one's place, or the pool stays smaller where there is no room and another serves."""
+        try:
+            await self._pool.replace(worker)
+        except NoRoom as error:  # its node is gone too
+            if not self._pool.serving:
+                raise
+            self.run.scaler.go_on_without(str(error))
 
 
 async def _together(*work: object) -> None:

@@ -172,14 +172,14 @@ class Scaler:
         self._end_waiting()
 
     async def watch_nodes(self) -> None:
-        """Drain generators whose nodes are about to go, and start others in their place, without end."""
+        """Drain generators that are told to go, or whose nodes are, and start others in their place, without end."""
         while True:
             await asyncio.sleep(NODE_SECONDS)
             if warned := await self.pool.warned():
                 self.heed(warned)
 
     def heed(self, warned: Mapping[str, float | None]) -> None:
-        """Generators on nodes that are about to go, with the seconds that those have left (None: not told).
+        """Generators that are about to go, with the seconds that their nodes have left (None: not told).
 
         They get no new groups and finish what they can; the last one that serves goes on until another one does.
         """
@@ -188,9 +188,9 @@ class Scaler:
             if name not in self._going:
                 self._going.add(name)
                 self._deadline = max(self._deadline, time.monotonic() + self.config.cluster.scale_timeout)
-                when = "soon" if seconds is None else f"in {seconds:.0f} s"
+                when = f"{name} is told to go" if seconds is None else f"the node of {name} goes in {seconds:.0f} s"
                 does = "goes on until another one serves" if last else "gets no new groups, and another one is started"
-                self._notice("node_leaving", f"the node of {name} goes {when}: it {does}", level="warning")
+                self._notice("node_leaving", f"{when}: it {does}", level="warning")
             if not last:
                 limit = self.config.cluster.drain_timeout
                 self._generators.retire_worker(name, limit if seconds is None else min(limit, seconds))

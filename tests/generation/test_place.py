@@ -1,4 +1,4 @@
-"""A second Ray node with a label: workers go there alone, and it is seen to leave when it gets SIGTERM."""
+"""A second Ray node with a label: workers go there alone, and it, or one of them, is seen to leave when it gets SIGTERM."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def cheap_node() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         process.wait()
 
 
+async def warnings(pool: GeneratorPool, of: str | None = None) -> dict[str, float | None]:
+    """Who is about to go, once someone (`of`: this worker) is."""
+    deadline = time.monotonic() + SECONDS
+    while not (warned := await pool.warned()) or (of is not None and of not in warned):
+        assert time.monotonic() < deadline, "the notice was not heard"
+        await asyncio.sleep(0.1)
+    return warned
+
+
 class Here:
     def node(self) -> str:
         return ray.get_runtime_context().get_node_id()
@@ -93,11 +102,12 @@ def test_workers_go_where_they_are_placed_and_are_warned_of_its_end(
             assert {member.info.node for member in members} == {node}
             assert all("pool: cheap" in member.info.kind for member in members)
             assert await pool.warned() == {}
+            first, second = pool._members.values()
+            os.kill(first.info.pid, signal.SIGTERM)
+            assert await warnings(pool) == {first.info.name: None}
+            assert (await pool.all_stats()).keys() == pool.workers.keys(), "a process that is told to go serves on"
             os.kill(process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + SECONDS
-            while not (warned := await pool.warned()):
-                assert time.monotonic() < deadline, "the node's notice was not heard"
-                await asyncio.sleep(0.1)
+            warned = await warnings(pool, of=second.info.name)
             assert warned.keys() == pool.workers.keys()
             assert all(seconds is not None and 0 < seconds <= 30 for seconds in warned.values())
             assert set(draining_nodes()) == {node}

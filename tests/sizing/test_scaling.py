@@ -363,7 +363,7 @@ def test_the_last_generator_stays_on_a_node_that_goes_until_another_one_serves(t
     loop.each_prompt_once()
     assert list(loop.pool.handles) == ["loop/generator/1"]
     (text,) = loop.events("node_leaving")
-    assert "goes soon: it goes on until another one serves" in text
+    assert "is told to go: it goes on until another one serves" in text
     assert all(generators >= 1 for generators, _ in loop.sizes)
 
 
