@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,7 +29,7 @@ from benchmarks._result_file import write_result
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import build_config
 from pods_cluster.generation.members import Member
-from pods_cluster.generation.messages import Portion
+from pods_cluster.generation.messages import Portion, WorkerInfo
 from pods_cluster.generation.packed_rollouts import pack
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none
 from pods_cluster.generation.pool import GeneratorPool
@@ -100,7 +100,9 @@ async def measure(workers: int, groups: int) -> dict[str, float]:
     handles = {name: actor.options(name=name, num_cpus=0.01).remote() for name in names}
     await asyncio.gather(*(handle.stats.remote() for handle in handles.values()))
     pool = GeneratorPool(_config(workers), None)
-    pool._members.update({name: Member(handle, cast(Any, None)) for name, handle in handles.items()})
+    pool._members.update(
+        {name: Member(handle, WorkerInfo(name, "", 0, "stand-in", 0)) for name, handle in handles.items()}
+    )
     found: dict[str, float] = {}
 
     async def groups_out_and_back(first: int) -> None:

@@ -5,7 +5,7 @@
 The nodes are those of `benchmarks/two_nodes.py`: generators on the host, the learner in a network namespace. A token bucket
 on both ends of the link between them caps what goes to the learner (the kept rollouts) and what comes from it (the new
 weights, 4.2 MB in float32, over gloo to two generators, without and with `weights.relay: node`). Paced engines, a real
-DeepSpeed rank, staleness 1. Latency is not added: the kernel of the machine it was written on has no `netem`. Writes
+DeepSpeed rank, staleness 1. Latency is in `benchmarks/cluster.py`. Writes
 `benchmarks/results/slow_link.json`.
 """
 

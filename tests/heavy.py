@@ -31,6 +31,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ),
     ("client/test_recovery.py",),
     ("run/test_leftovers.py",),
+    ("run/test_nodes.py",),
     ("client/test_sweep.py",),
     ("run/test_honesty.py",),
     ("learning/test_learner_group.py",),

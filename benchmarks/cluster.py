@@ -1,0 +1,204 @@
+"""One run on a Ray cluster of four nodes and more: slow links, a node that joins, one that is told to go, two that are lost.
+
+    make quickstart; sudo python -m benchmarks.cluster --model .cache/quickstart-…     (Linux, root: network namespaces)
+
+Each node is a host of its own (`benchmarks/node_network.py`): the head with controller and selector, one with two
+generators, two with a learner rank each. The run is the quickstart's, sent by `pods submit` from a host that is no node;
+`weights.relay: node`. The loop is measured as it is, with a capped and a delayed link of one rank's node and of the
+generators' node, then through nodes that come and go. Writes `benchmarks/results/cluster.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks._machine import machine
+from benchmarks._result_file import write_result
+from benchmarks.node_network import Host, NodeNetwork, usable
+from benchmarks.ray_nodes import RayNodes, SubmittedRun
+
+RESULT = Path(__file__).parent / "results" / "cluster.json"
+STAGES = ("step", "generate", "fetch", "update", "publish")
+SLOW = 600.0
+"""Seconds for what may wait for Ray to notice that a node is gone, and for processes to start."""
+
+
+def configuration(model: Path, rows: Path, runs: Path, **generator: Any) -> dict[str, Any]:
+    """The quickstart's training, without evaluations and exports, its pools placed by labels."""
+    return {
+        "model": {"path": str(model), "dtype": "float32"},
+        "data": {"path": str(rows), "prompt": "prompt", "answer": "answer", "max_prompt_tokens": 16},
+        "reward": [{"name": "exact_match"}],
+        "generator": {"engine": "transformers", "workers": 2, "rollouts_per_prompt": 16, "max_tokens": 6,
+                      "max_sequences": 1024, "place": {"pool": "generate"}, **generator},
+        "selector": {"keep": 4},
+        "learner": {"workers": 2, "zero_stage": 2, "prompts_per_step": 64, "learning_rate": 3e-4, "warmup_steps": 5,
+                    "betas": [0.9, 0.99], "tokens_per_microbatch": 8192, "place": {"pool": "learn"}},
+        "weights": {"relay": "node"},
+        "cluster": {"placement_timeout": 20.0},
+        "run": {"name": "nodes", "dir": str(runs), "steps": 100000, "samples_every": 0, "export": False,
+                "checkpoint": {"every": 0, "minutes": 0, "copy_every": 5}},
+    }  # fmt: skip
+
+
+class Story:
+    """The run, and what was written down of it."""
+
+    def __init__(self, run: SubmittedRun, steps: int, phases: list[dict[str, Any]], keep: Callable[[], None]) -> None:
+        self.run, self.steps, self.phases = run, steps, phases
+        self._keep = keep
+
+    def measure(self, name: str, **about: Any) -> None:
+        """Medians of some steps as things are now, after two that are left out; bytes a step of each host."""
+        self.run.wait_for_steps(2, SLOW)
+        hosts = {name: host for name, host in self.run.nodes.network.hosts.items() if host.processes()}
+        before = {name: host.bytes() for name, host in hosts.items()}
+        rows = self.run.wait_for_steps(self.steps, SLOW)
+        after = {name: host.bytes() for name, host in hosts.items()}
+        phase: dict[str, Any] = {"phase": name, **about, "steps": [rows[0]["step"], rows[-1]["step"]]}
+        for stage in STAGES:
+            phase[stage] = statistics.median(row.get(f"timing_s/{stage}", 0.0) for row in rows)
+        phase["reward"] = statistics.mean(row["reward"] for row in rows)
+        phase["trained"] = statistics.mean(row["rollouts/trained"] for row in rows)
+        phase["pools"] = [int(rows[-1]["generator/workers"]), int(rows[-1]["learner/workers"])]
+        phase["kilobytes_a_step"] = {
+            host: [round((after[host][way] - before[host][way]) / len(rows) / 1000) for way in (0, 1)] for host in hosts
+        }
+        self._add(phase)
+
+    def change(self, name: str, do: Callable[[], Any], until: Callable[[], Any]) -> None:
+        """Do something to the cluster; seconds until its effect, and until two steps after it."""
+        told, made, began = len(self._events()), len(self.run.rows()), time.monotonic()
+        do()
+        self.run.wait(name, until, SLOW)
+        effect, meanwhile = time.monotonic() - began, len(self.run.rows()) - made
+        self.run.wait_for_steps(2, SLOW)
+        self._add({
+            "change": name,
+            "seconds_to_effect": effect,
+            "steps_meanwhile": meanwhile,
+            "seconds_to_two_steps": time.monotonic() - began,
+            "events": [f"{event['kind']}: {event['text']}" for event in self._events()[told:]],
+            "places": self.run.places(),
+        })  # fmt: skip
+
+    def _events(self) -> list[dict[str, Any]]:
+        lines = self.run.folder.events.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _add(self, phase: dict[str, Any]) -> None:
+        self.phases.append(phase)
+        print(json.dumps(phase), flush=True)
+        self._keep()
+
+    def pools(self, generators: int, learners: int) -> Callable[[], bool]:
+        """Whether the newest step was made by pools of these sizes."""
+
+        def are() -> bool:
+            row = (self.run.rows() or [{}])[-1]
+            return (row.get("generator/workers"), row.get("learner/workers")) == (generators, learners)
+
+        return are
+
+
+def links(story: Story, nodes: RayNodes, hosts: dict[str, Host]) -> None:
+    """Slow links."""
+    network, run = nodes.network, story.run
+    learn1 = hosts["learn1"]
+    there = network.round_trip(hosts["learn2"], learn1)
+    story.measure("four nodes", places=run.places(), round_trip_ms=there)
+    for host, title in ((hosts["learn2"], "a rank's link"), (hosts["generate1"], "the generators' link")):
+        for megabits in (100, 20):
+            network.cap(host, megabits)
+            story.measure(f"{title}: {megabits} Mbit/s", megabits=megabits)
+        network.cap(host, 0)
+        for milliseconds in (5, 25):
+            network.delay(host, milliseconds)
+            there = network.round_trip(host, learn1)
+            story.measure(f"{title}: {2 * milliseconds} ms there and back", round_trip_ms=there)
+        network.delay(host, 0)
+    story.measure("four nodes again")
+
+
+def changes(story: Story, nodes: RayNodes, hosts: dict[str, Host]) -> None:
+    """Nodes that come and go."""
+    network, run, head = nodes.network, story.run, hosts["head"]
+
+    def another(name: str, generators: int) -> None:
+        nodes.join(network.add(name), {"pool": "generate"}, 2)
+        nodes.pods(head, "scale", str(run.folder.path), "--generators", str(generators))
+
+    def lose(host: Host) -> None:
+        network.cut(host)
+        host.kill()
+
+    def left(host: str) -> Callable[[], bool]:
+        return lambda: run.events("node_leaving") != [] and host not in run.places().get("generator", [])
+
+    story.change("a node for two generators joins", lambda: another("generate2", 4), story.pools(4, 2))
+    story.measure("five nodes")
+    story.change("a generators' node is lost", lambda: lose(hosts["generate1"]), story.pools(2, 2))
+    story.change("another one joins", lambda: another("generate3", 3), story.pools(3, 2))
+    story.change(
+        "a generators' node gets SIGTERM", lambda: nodes.preempt(network.hosts["generate2"]), left("generate2")
+    )
+    story.change("a rank's node is lost", lambda: lose(hosts["learn2"]), lambda: run.events("restarted"))
+    story.measure("what is left")
+
+
+PARTS = {"links": links, "changes": changes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="folder that the quickstart made (model, data)")
+    parser.add_argument("--steps", type=int, default=8, help="of a phase")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others keep their results")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    if not usable():
+        raise SystemExit("network namespaces need root (and Linux): run it with sudo")
+    made = options.model.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or namespaces and nodes would be left behind
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+
+    with (
+        tempfile.TemporaryDirectory(prefix="rn-", dir="/tmp", ignore_cleanup_errors=True) as scratch,
+        NodeNetwork() as network,
+    ):
+        nodes = RayNodes(network, Path(scratch))
+        hosts = {name: network.add(name) for name in ("head", "generate1", "learn1", "learn2", "outside")}
+        try:
+            nodes.start_head(hosts["head"])
+            nodes.wait(1)
+            for name, pool, cpus in (("generate1", "generate", 2), ("learn1", "learn", 1), ("learn2", "learn", 1)):
+                nodes.join(hosts[name], {"pool": pool}, cpus)
+            nodes.wait(4)
+            run = nodes.submit(
+                hosts["outside"], configuration(made / "model", made / "data/train.jsonl", Path(scratch) / "runs")
+            )
+            run.wait("the first step", run.rows, SLOW)
+            for part in options.parts:
+                found[part] = {"machine": machine(), "weights.relay": "node", "learner.zero_stage": 2, "phases": []}
+                story = Story(run, options.steps, found[part]["phases"], lambda: write_result(options.out, found))
+                PARTS[part](story, nodes, hosts)
+            print(nodes.pods(hosts["head"], "stop", str(run.folder.path)))
+        except Exception:
+            for name in nodes.processes:
+                print(f"{name}:\n{(nodes.folder / f'{name}.log').read_text()[-500:]}")
+            raise
+        finally:
+            nodes.end()
+
+
+if __name__ == "__main__":
+    main()
