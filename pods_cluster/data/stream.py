@@ -89,6 +89,11 @@ class PromptStream:
         return len(self.rows)
 
     @property
+    def block(self) -> int | None:
+        """Rows of a block where rows are streamed in a shuffled order."""
+        return self.rows.block if self.shuffle and isinstance(self.rows, StreamedRows) else None
+
+    @property
     def position(self) -> int:
         """Rows of this epoch that were served or left out."""
         return self._position
@@ -145,6 +150,7 @@ class PromptStream:
             "dataset": dict(self.fingerprint),
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "block": self.block,
             "epoch": self.epoch,
             "position": self._position,
             "fits": self._fits,
@@ -255,6 +261,14 @@ class PromptStream:
         if state.get("version") != 1:
             raise DataError(
                 f"resume: the prompt stream's state has version {state.get('version')!r}; this release reads version 1"
+            )
+        if state.get("block") != self.block:
+            now, then = (
+                f"shuffle_buffer {block}" if block else "no streaming" for block in (self.block, state.get("block"))
+            )
+            raise DataError(
+                f"data.streaming: {now} gives another order of prompts than the run was started with ({then}); set it back, or "
+                f"start a new run (another run.name)"
             )
         other = self._other_dataset(state)
         if other is not None and self._changed == "refuse":

@@ -48,6 +48,7 @@ IGNORED: dict[str, str] = {
         "eval_use_gather_object save_on_each_node dataloader_multiprocessing_context dataloader_in_order "
         "train_sampling_strategy length_column_name ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
         "log_level_replica log_multimodal log_completions_hub_repo use_transformers_paged use_transformers_continuous_batching "
+        "transformers_continuous_batching_config "
         "hub_strategy hub_token hub_always_push "
         "hub_revision gradient_as_bucket_view ignore_data_skip load_best_model_at_end metric_for_best_model "
         "greater_is_better router_aux_loss_coef resume_from_checkpoint torchdynamo restore_callback_states_from_checkpoint",

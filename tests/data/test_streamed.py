@@ -119,6 +119,19 @@ def test_a_resumed_run_goes_on_at_its_row(
     assert again.next(60) == unbroken.next(60)
 
 
+def test_another_order_is_refused(tmp_path: Path) -> None:
+    def stream(block: int) -> PromptStream:
+        return PromptStream(StreamedRows(open_files(files(tmp_path)), block), render, seed=0, max_prompt_tokens=8)
+
+    state = stream(4).state()
+    with pytest.raises(
+        DataError, match=r"data\.streaming: shuffle_buffer 5 gives another order .*\(shuffle_buffer 4\)"
+    ):
+        stream(5).restore(state)
+    with pytest.raises(DataError, match=r"shuffle_buffer 4 gives another order .*\(no streaming\)"):
+        stream(4).restore({name: value for name, value in state.items() if name != "block"})
+
+
 def test_the_files_are_those_of_the_split(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name, count in (("train-00000-of-00002", 3), ("train-00001-of-00002", 4), ("test-00000-of-00001", 5)):
