@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pods_cluster.config import EnvironmentConfig
 from pods_cluster.environments.environment import Environment, as_messages
@@ -72,7 +72,7 @@ def _load(config: EnvironmentConfig) -> Factory:
     # options that it does not take would fail for every rollout
     if not callable(found) or not isinstance(found(**config.options), Environment):
         raise TypeError(f"{config.name} is no class that derives from pods_cluster.environments.Environment")
-    return found
+    return cast(Factory, found)
 
 
 Factory = Callable[..., Environment]

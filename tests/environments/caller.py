@@ -22,7 +22,7 @@ TEMPLATE = (
 )
 
 
-def save_caller(folder: Path, call: float = 2.0, right: float = 0.0, wrong: float = 1.0) -> Path:
+def save_caller(folder: Path, call: float = 1.0, right: float = 0.5, wrong: float = 0.5) -> Path:
     """After a turn's opening it calls the calculator, or gives the right or the wrong answer, with these logits."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
