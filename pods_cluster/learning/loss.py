@@ -20,7 +20,8 @@ minimum is replaced by sg[ min(r_i,t, 1 + clip_high) ] * A_i * log pi_theta(o_i,
 
 Each probability is that of the sampled token o_i,t given its prompt and the tokens before it; those that an environment wrote
 between turns are among the latter, and in no sum nor in |o_i|. A_i is the advantage over the group's kept rollouts
-(`advantage`), and w_i the token weight (`step_plan`): 1 / (groups * kept * |o_i|) for `sequence_mean`. mu enters through c alone and is never the denominator of the clipped ratio.
+(`advantage`), and w_i the token weight (`step_plan`): 1 / (groups * kept * |o_i|) for `sequence_mean`. mu enters through c
+alone and is never the denominator of the clipped ratio.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ steps_per_generation top_p top_k min_p epsilon_high bf16 trust_remote_code model
 lr_scheduler_kwargs save_total_limit eval_steps report_to vllm_gpu_memory_utilization vllm_tensor_parallel_size
 vllm_max_model_length vllm_max_model_len vllm_importance_sampling_correction vllm_importance_sampling_cap
 vllm_importance_sampling_clip_max generation_kwargs num_generations_eval reward_weights optim
-chat_template_kwargs entropy_coef evaluation_strategy
+chat_template_kwargs entropy_coef evaluation_strategy max_tool_calling_iterations
 """
 NAMES = frozenset([*DEFAULTS, *NO_COUNTERPART, *IGNORED, *OTHERS.split()])
 """Names of TRL's `GRPOConfig` that are known here; those without a part in a run are told when the trainer is made."""

@@ -25,6 +25,9 @@ TIMEOUT = 60.0
 """Seconds that one call of a reward may take, where `config` does not say otherwise; TRL waits without end."""
 
 
+MANY_TURNS = 100
+
+
 class GRPOTrainer:
     """Trains as TRL's `GRPOTrainer` does, on generators and learners of this package.
 
@@ -83,7 +86,8 @@ class GRPOTrainer:
             raise ConfigError(
                 "train_dataset: a text; give a datasets.Dataset, as load_dataset(…, split='train') returns it"
             )
-        given = given_settings(args)
+        given = dict(given_settings(args))
+        calls = given.pop("max_tool_calling_iterations", None)
         told = translate_trl(
             given, rows=len(rows), conversational=not isinstance(rows.first.get("prompt"), str), has_gpu=has_gpu()
         )
@@ -93,7 +97,8 @@ class GRPOTrainer:
         if template := getattr(processing_class, "chat_template", None):
             fields["model.chat_template"] = template
         if tools:
-            fields["environment"] = tool_section(tools)
+            # without a bound of calls TRL goes on until the tokens are used up
+            fields["environment"] = tool_section(tools) | {"max_turns": MANY_TURNS if calls is None else calls + 1}
         fields["reward"] = _rewards(reward_funcs, given.get("reward_weights"))
         self._named = "run.name" in fields
         if not self._named:

@@ -277,10 +277,12 @@ def test_rewards_of_trl() -> None:
 
 
 def test_tools_and_environments_are_taken() -> None:
-    config = GRPOTrainer("some/model", accuracy_reward, train_dataset=CHAT, tools=[accuracy_reward]).config
+    args = GRPOConfig(max_tool_calling_iterations=3)
+    config = GRPOTrainer("some/model", accuracy_reward, args, train_dataset=CHAT, tools=[accuracy_reward]).config
     assert config.environment is not None
     assert config.environment.name == "pods_cluster.environments:ToolEnvironment"
     assert config.environment.code
+    assert config.environment.max_turns == 4
     given = {"environment": {"name": ToolEnvironment, "max_turns": 3}}
     config = GRPOTrainer("some/model", accuracy_reward, train_dataset=CHAT, config=given).config
     assert config.environment is not None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +26,8 @@ from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.sampling import restrict
 from pods_cluster.generation.packed_rollouts import unpack
 from pods_cluster.generation.stop_strings import StopStringsByRequest
+from pods_cluster.generation.turns import ENVIRONMENT, Played, Turns
+from pods_cluster.scoring.scorer_output import ScorerOutput
 from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError
@@ -641,3 +646,59 @@ def test_a_torchvision_of_another_torch_is_named_with_the_fix(tmp_path: Path) ->
     assert done.returncode == 1
     assert "EngineError" in done.stderr
     assert "pip uninstall torchvision torchaudio torchcodec" in done.stderr
+
+
+def test_turns_go_on_from_the_very_tokens_and_log_probabilities_are_the_learners(engines: Engines) -> None:
+    """Three turns with an environment's process between them, on long prompts, and new weights within."""
+    engine, model, new = engines.get("tied"), build("tied"), build("tied", 1)
+    made, count = three_letter_tokenizer(), 6
+    tree = config(engines.path("tied"), max_tokens=60).model_dump(mode="json")
+    played = Path(__file__).parents[3] / "environments" / "played.py"
+    tree["environment"] = {"name": f"{played}:Counting", "options": {"turns": 3, "says": "aac"}, "turn_tokens": 20}
+    tree["reward"], tree["data"]["chat"] = [{"name": "environment"}], False
+    asked, ended = queue.SimpleQueue[RolloutRequest](), queue.SimpleQueue[tuple[Rollout, Played]]()
+    turns = Turns(
+        Config.model_validate(tree), made, CompletionText(made), SimpleNamespace(output=ScorerOutput([ENVIRONMENT])),  # pyright: ignore
+        submit=asked.put, abort=engine.abort, done=lambda *both: ended.put(both), failed=lambda error: pytest.fail(str(error)),
+    )  # fmt: skip
+    prompt_ids = next(long_prompts())
+    prompt = Prompt(0, engines.row(), "", prompt_ids)
+    ends = tuple(range(20, VOCABULARY))
+    requests = [request(prompt.row, index, prompt_ids, max_tokens=60, stop_token_ids=ends) for index in range(count)]
+    found: list[tuple[Rollout, Played]] = []
+    try:
+        engine.submit(turns.begin([(item, prompt) for item in requests]))
+        deadline, updated = time.monotonic() + 120, False
+        while len(found) < count:
+            assert time.monotonic() < deadline
+            while not asked.empty():
+                later = asked.get()
+                assert later.prompt_ids[: len(prompt_ids)] == prompt_ids
+                assert len(later.prompt_ids) == len(prompt_ids) + later.start
+                if not updated:  # between two turns of this rollout, and within turns of others
+                    publish(engine, new, 1)
+                    updated = True
+                engine.submit([later])
+            turns.take(engine.step()) if engine.in_flight else time.sleep(0.002)
+            while not ended.empty():
+                found.append(ended.get())
+    finally:
+        turns.close()
+    whole = [rollout for rollout, _ in found if rollout.turns == 3 and rollout.finish_reason is FinishReason.STOP]
+    assert len(whole) >= 2
+    assert any(rollout.first_version == 0 and rollout.last_version == 1 for rollout in whole)
+    for rollout in whole:
+        mine, logprobs = rollout.sampled().tolist(), rollout.logprobs
+        assert logprobs is not None
+        assert [made.decode(rollout.token_ids[start:stop]) for start, stop in rollout.environment] == ["aac", "aac"]
+        assert rollout.prompt_ids == prompt_ids
+        assert all(math.isnan(value) for value, sampled in zip(logprobs, mine, strict=True) if not sampled)
+        versions = [version for version, tokens in rollout.spans for _ in range(tokens)]
+        assert len(versions) == rollout.sampled_tokens
+        by_version = [forced(each, prompt_ids, rollout.token_ids, 1.0) for each in (model, new)]
+        sampled = [place for place, sampled in enumerate(mine) if sampled]
+        expected = [by_version[version][place] for version, place in zip(versions, sampled, strict=True)]
+        assert [logprobs[place] for place in sampled] == pytest.approx(expected, abs=1e-4)
+    firsts = {rollout.token_ids[rollout.environment[0][1] :][0] for rollout in whole}
+    assert all(played.reward is not None and played.failure is None for _, played in found)
+    assert len(firsts) > 1 or len(whole) < 4, "later turns draw from streams of their own"
