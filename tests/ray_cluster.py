@@ -5,32 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterator
-from unittest import mock
 
 import ray
-from ray._private import services
-from ray._private.node import Node
 
 from pods_cluster.actor_names import NAMESPACE
+from pods_cluster.run.ray_access import without_onlookers
 
 CPUS = 8
 """Slots, not cores: the actors of a test take turns."""
 ATTEMPTS = 3
 """Ray gives its own start 30 seconds, which a busy machine may not keep."""
-
-
-@contextlib.contextmanager
-def without_onlookers() -> Iterator[None]:
-    """Within, Ray starts without the processes that only look on, and compute as long as the cluster lives: those of its
-    log monitor, its dashboard (as where that fails to start), and its autoscaler.
-    """
-    with (
-        mock.patch.object(Node, "start_log_monitor"),
-        mock.patch.object(Node, "start_monitor"),
-        mock.patch.object(services, "start_api_server", return_value=(None, None)),
-    ):
-        yield
 
 
 class RayCluster:

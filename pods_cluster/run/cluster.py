@@ -17,7 +17,7 @@ from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import Config
 from pods_cluster.config.labels import describe_labels, has_labels
 from pods_cluster.run.leftovers import end_leftovers, forget_session, note_session
-from pods_cluster.run.ray_access import check_reachable, loopback_cluster, reaching, token_hint
+from pods_cluster.run.ray_access import check_reachable, loopback_cluster, reaching, token_hint, without_onlookers
 from pods_cluster.sizing.moves import Sizes
 
 SPARE_SLOTS = 8
@@ -166,7 +166,7 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         if ended := end_leftovers():
             log.warning("%d process(es) that a killed run had left of its Ray cluster were ended", ended)
-        with loopback_cluster():
+        with loopback_cluster(), without_onlookers() if quiet else contextlib.nullcontext():
             ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
         _note_own_session()
     except Exception as error:  # ray raises many kinds here; each means the same to the user

@@ -7,8 +7,9 @@ import socket
 
 import pytest
 from ray._private import ray_constants, services
+from ray._private.node import Node
 
-from pods_cluster.run.ray_access import loopback_cluster, reaching
+from pods_cluster.run.ray_access import loopback_cluster, reaching, without_onlookers
 
 
 def test_ray_keeps_to_the_loopback_address_within_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +19,15 @@ def test_ray_keeps_to_the_loopback_address_within_alone(monkeypatch: pytest.Monk
         assert services.get_node_ip_address() == "127.0.0.1"
         raise RuntimeError
     assert services.get_node_ip_address() == before
+
+
+def test_ray_has_the_parts_that_are_left_out_and_gets_them_back() -> None:
+    parts = [(Node, "start_log_monitor"), (Node, "start_monitor"), (services, "start_api_server")]
+    before = [getattr(place, name) for place, name in parts]
+    with contextlib.suppress(RuntimeError), without_onlookers():
+        assert not any(now in before for now in (getattr(place, name) for place, name in parts))
+        raise RuntimeError
+    assert [getattr(place, name) for place, name in parts] == before
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
