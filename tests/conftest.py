@@ -50,9 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.getoption("pure"):
-        gc.collect()
-        gc.freeze()
+    """What the collection has made stays as long as the process does: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
