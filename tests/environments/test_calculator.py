@@ -37,7 +37,7 @@ def test_the_calculator_is_called_and_rewards_rise(cluster: None, tmp_path: Path
     steps = result.metrics.loc[1:]
     assert steps["reward"].iloc[-2:].mean() > steps["reward"].iloc[:2].mean() + 0.15
     assert (steps["turns/mean"] > 1).any()
-    assert steps["turns/limited"].between(0, 1).all()
+    assert steps["turns/limited"].dropna().between(0, 1).all()
     assert steps["tokens/environment"].sum() > 0
     assert (steps["tokens/trained"] <= steps["tokens/sampled"]).all(), "what the environment wrote is in neither"
     assert not [name for name in steps if name.startswith("scoring/failures") and steps[name].sum()]
