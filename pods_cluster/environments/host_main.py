@@ -69,10 +69,32 @@ def main(events: int, commands: int, parent: int, report: int, speaker: int) -> 
 
 def _load(config: EnvironmentConfig) -> Factory:
     found: Any = load_object(config.name) if config.code is None else unpickle_function(config.code)
-    # options that it does not take would fail for every rollout
-    if not callable(found) or not isinstance(found(**config.options), Environment):
-        raise TypeError(f"{config.name} is no class that derives from pods_cluster.environments.Environment")
+    if problem := _trial(found, config):
+        raise TypeError(problem)
     return cast(Factory, found)
+
+
+def _trial(found: Any, config: EnvironmentConfig) -> str:
+    """Make one environment in a process of its own, so that what it starts is not in those that are forked later.
+
+    Options that it does not take would fail for every rollout. Returns the problem; empty where there is none.
+    """
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        problem = f"{config.name} is no class that derives from pods_cluster.environments.Environment"
+        try:
+            if callable(found) and isinstance(found(**config.options), Environment):
+                problem = ""
+        except BaseException as error:
+            problem = describe_error(error)
+        finally:
+            os.write(writes, problem.encode())
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as told:
+        text = told.read().decode()
+    os.wait()
+    return text
 
 
 Factory = Callable[..., Environment]
