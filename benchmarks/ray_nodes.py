@@ -151,7 +151,7 @@ class SubmittedRun:
         return time.monotonic() - began
 
     def places(self) -> dict[str, list[str]]:
-        """Hosts of the run's live processes whose ids it tells, by role (the selector's it does not)."""
+        """Hosts of the run's live processes, by role; the selector's id is not told, so it is known by its title."""
         assert self.nodes.head is not None
         status = json.loads(self.nodes.pods(self.nodes.head, "status", str(self.folder.path), "--json"))
         found: dict[str, list[str]] = {}
@@ -159,7 +159,15 @@ class SubmittedRun:
         for worker in status["live"]["workers"]:
             if worker["pid"] is not None:
                 found.setdefault(worker["role"], []).append(owners.get(worker["pid"], "none"))
+        found["selector"] = [host for pid, host in owners.items() if _title(pid).startswith("ray::SelectorActor")]
         return {role: sorted(hosts) for role, hosts in found.items()}
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return ""
 
 
 def _lines(path: Path) -> Sequence[dict[str, Any]]:

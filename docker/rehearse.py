@@ -99,15 +99,16 @@ def base(image: str, folder: Path) -> Path:
 def copy(stages: dict[str, Stage], stage: Stage, rest: str) -> None:
     """COPY, from the repository or from another stage; links stay links."""
     words = rest.split()
-    origin = CONTEXT
+    origin, left_out = CONTEXT, shutil.ignore_patterns("__pycache__")
     if words[0].startswith("--from="):
+        left_out = None  # what pip compiled goes along, or each process of the image would compile it anew
         origin = stages[words.pop(0).partition("=")[2]].root
     *sources, target = words
     to = stage.root / str(Path(stage.folder, target)).lstrip("/")
     for source in sources:
         path = origin / source.lstrip("/")
         if path.is_dir():  # its contents, as COPY does
-            shutil.copytree(path, to, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, to, symlinks=True, dirs_exist_ok=True, ignore=left_out)
         else:
             place = to / path.name if target.endswith("/") or len(sources) > 1 else to
             place.parent.mkdir(parents=True, exist_ok=True)

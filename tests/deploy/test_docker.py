@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,19 @@ def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
     done = subprocess.run(["hadolint", str(dockerfile)], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == ""
     assert done.returncode == 0
+
+
+def test_it_can_be_carried_out_without_an_engine(dockerfile: Path, tmp_path: Path) -> None:
+    """Every instruction is one that `docker/rehearse.py` knows, and ends where the image would."""
+    spec = importlib.util.spec_from_file_location("rehearse", ROOT / "docker" / "rehearse.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rehearse = importlib.util.module_from_spec(spec)
+    sys.modules["rehearse"] = rehearse  # its dataclass looks for its module
+    spec.loader.exec_module(rehearse)
+    last = rehearse.build(dockerfile, tmp_path, (), {}, built=True)
+    assert (last.user, last.entrypoint, last.folder) == ("1000:1000", ["tini", "--"], "/home/ray")
+    assert last.env["PATH"].startswith("/opt/venv/bin:")
+    assert last.env["RAY_USAGE_STATS_ENABLED"] == "0"
+    with pytest.raises(SystemExit, match="only python:VERSION-slim-RELEASE"):
+        rehearse.base("ubuntu:24.04", tmp_path)

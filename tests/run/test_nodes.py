@@ -47,6 +47,7 @@ def test_pools_on_four_hosts_outlive_one_of_them(nodes: RayNodes, made: Made) ->
     run.wait("the first steps", lambda: len(run.rows()) >= 3)
     assert run.places() == {
         "controller": ["head"],
+        "selector": ["head"],
         "generator": ["generate"],
         "learner": ["learn1", "learn2"],
     }
