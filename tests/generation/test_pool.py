@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -583,10 +584,17 @@ def test_an_engine_that_fails_on_a_prompt_is_reported_with_its_groups_and_no_cal
     with_pool(config.model_copy(update={"model": trusted}), reports.handle, body)
 
 
+@pytest.mark.parametrize(
+    ("seen", "cause"),
+    [(True, "did not answer for 3 s: its process is stopped"), (False, "did not answer for 2 s")],
+    ids=["stopped", "hangs"],
+)
 def test_a_silent_worker_is_not_waited_for(
-    make_config: MakeConfig, reports: Reports, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, reports: Reports, monkeypatch: pytest.MonkeyPatch, seen: bool, cause: str
 ) -> None:
-    """Its process is there and answers nothing; the others do its work."""
+    """Its process is there and answers nothing; the others do its work. Whether it is stopped may not be seen."""
+    if not seen:
+        monkeypatch.setattr(pool_calls, "stays_stopped", AsyncMock(return_value=False))
 
     async def body(pool: GeneratorPool) -> None:
         name, handle = next(iter(pool.workers.items()))
@@ -599,7 +607,7 @@ def test_a_silent_worker_is_not_waited_for(
             (failure,) = await pool.check()
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert (failure.worker, failure.cause) == (name, "did not answer for 2 s")
+        assert (failure.worker, failure.cause) == (name, cause)
 
     with_pool(make_config(workers=2), reports.handle, body)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -18,7 +17,7 @@ RIGHT = "eval/rewards/exact_match/mean"
 
 
 def start(cache: Path, runs: Path, name: str, *overrides: str) -> subprocess.Popen[str]:
-    made = prepare(cache, WarmStart(), threads=min(2, os.cpu_count() or 1))
+    made = prepare(cache, WarmStart())
     places = [
         f"model.path={made.model}",
         f"data.path={made.data / 'train.jsonl'}",
