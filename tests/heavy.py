@@ -12,6 +12,7 @@ from __future__ import annotations
 HEAVY_IMPORTS = ("vllm", "playwright")
 
 UNITS: tuple[tuple[str, ...], ...] = (
+    ("client/test_recovery.py",),
     # one engine in this process for each model
     (
         "generation/engines/vllm/test_engine.py",
@@ -20,6 +21,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
         "generation/engines/vllm/test_direct_load.py",
         "generation/engines/vllm/test_scheduler.py",
     ),
+    ("run/test_honesty.py",),
     ("client/test_command.py",),
     ("client/test_failing_rewards.py",),
     (
@@ -29,11 +31,9 @@ UNITS: tuple[tuple[str, ...], ...] = (
         "examples/test_examples.py",
         "environments/test_calculator.py",
     ),
-    ("client/test_recovery.py",),
     ("run/test_leftovers.py",),
     ("run/test_nodes.py",),
     ("client/test_sweep.py",),
-    ("run/test_honesty.py",),
     ("learning/test_learner_group.py",),
     ("generation/test_pool.py", "generation/test_place.py"),
     # a process group of one rank in this process, and one pair of ranks beside it
@@ -46,6 +46,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
         "learning/test_trainer.py",
         "learning/test_export.py",
     ),
+    ("client/test_interrupted_step.py",),
     ("run/test_agreement.py",),
     ("generation/engines/vllm/test_tensor_parallel.py",),
     ("generation/engines/vllm/test_process.py",),
@@ -77,7 +78,6 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("dashboard/test_fuzz.py",),
     ("client/test_imports.py",),
     ("client/test_wrong_inputs.py", "client/test_mutated_files.py"),
-    ("client/test_interrupted_step.py",),
     ("deploy/test_slurm.py", "deploy/test_kustomize.py", "deploy/test_helm.py"),
     ("run/test_unwatched.py",),
     ("run/test_laws.py",),
