@@ -5,7 +5,7 @@ for a rank or a generator. What is forked is Ray's own worker, before it imports
 with the environment, the folder, the streams and the limits that Ray gave it.
 
 It is no descendant of the command that runs it; a test that goes through these takes the fixture `cold`, with which workers
-start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session, those whose environment has other
+start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session or namespace, those whose environment has other
 settings of these libraries than the server's (threads, caches), and all where there is a GPU, which no fork may share.
 """
 
@@ -132,7 +132,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
     """The worker's script and arguments, as Ray's `setup_worker.py` would run them; None where the worker has to start
     cold. The message's environment gets what the actor's `runtime_env` adds."""
-    if os.getsid(message["pid"]) != os.getsid(0):
+    if os.getsid(message["pid"]) != os.getsid(0) or _namespaces(message["pid"]) != _namespaces("self"):
         return None
     context: dict[str, Any] = {}
     script, *rest = message["command"][1:]
@@ -151,6 +151,11 @@ def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
     if "${" in str(context.get("env_vars")) or settings(message["environment"]) != own:
         return None
     return command
+
+
+def _namespaces(pid: int | str) -> set[str]:
+    """The namespaces of a process: a worker on a made-up host of a test has the network of that."""
+    return {os.readlink(link) for link in Path(f"/proc/{pid}/ns").iterdir() if not link.name.endswith("_for_children")}
 
 
 _imported = False
