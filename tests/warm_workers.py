@@ -5,8 +5,9 @@ for a rank or a generator. What is forked is Ray's own worker, before it imports
 with the environment, the folder, the streams and the limits that Ray gave it.
 
 It is no descendant of the command that runs it; a test that goes through these takes the fixture `cold`, with which workers
-start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session or namespace, those whose environment has other
-settings of these libraries than the server's (threads, caches), and all where there is a GPU, which no fork may share.
+start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session or of namespaces of their own, those
+whose environment has other settings of these libraries than the server's (threads, caches), and all where there is a GPU,
+which no fork may share.
 """
 
 from __future__ import annotations
