@@ -67,6 +67,8 @@ PARTS = {
     "n": Part("rollouts-cpu", "n8", ("n16", "n128"), {"grpo": "n8", "grpo-pods": "n64"}),
     "m": Part("kept-cpu", "m32", ("m32", "m2"), {"grpo-pods": "m8"}),
     "rules": Part("rules-cpu", "random", ("max_reward", "random"), {"grpo-pods": "max_variance"}),
+    "staleness": Part("staleness-cpu", "k0", ("k2", "k2-uncorrected"), {"grpo-pods": "k0"}),
+    "settling": Part("settling-cpu", "settle-off", ("settle-waves",), {"grpo-pods": "settle-off"}),
 }
 ARM_SIZES = {"grpo": (8, 8), "grpo-ga": (64, 64), "grpo-pods": (64, 8)}
 
@@ -187,7 +189,7 @@ def main() -> None:
     parser.add_argument(
         "--prepare", action="store_true", help="make the model and the data in .cache/hard-addition, and end"
     )
-    parser.add_argument("--parts", default=",".join(PARTS), help="of arms, n, m, rules")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--arms", help="of these arms alone")
     parser.add_argument(
         "--seeds", type=int, help="seeds of each arm; 5, with --quick 3 of the arms and 1 of the others"
@@ -199,6 +201,7 @@ def main() -> None:
     )
     parser.add_argument("--accuracy", type=float, help="accuracy to reach; left out: 99 %% of the baseline's best")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
+    parser.add_argument("--no-run", action="store_true", help="only read the runs that are in --work")
     parser.add_argument("--no-paced", action="store_true", help="do not check the clocks on pools that keep time")
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".cache" / "evidence", help="folder of the model and the runs"
@@ -215,7 +218,7 @@ def main() -> None:
     began = machine()
     made = prepared(arguments.work, arguments.target)
     seconds = arguments.seconds or (90.0 if arguments.quick else 120.0)
-    for name in parts:
+    for name in () if arguments.no_run else parts:
         seeds = arguments.seeds or (PARTS[name].quick_seeds if arguments.quick else 5)
         run_part(PARTS[name], arguments.work, arguments, seconds=seconds, seeds=seeds)
     which = clocks()

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks._result_file import records
+from benchmarks.evidence_sections import gpu_intro, gradient_lines
 from pods_cluster.telemetry.comparison_figure import save_comparison
 from pods_cluster.telemetry.curves import Axis, Curve
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "evidence_cpu.json"
+GPU_RESULT = ROOT / "benchmarks" / "results" / "evidence_h200.json"
+GRADIENTS = ROOT / "benchmarks" / "results" / "gradient_noise.json"
 PAGE = ROOT / "docs" / "evidence.md"
 METRIC = "eval/greedy_accuracy"
 
@@ -37,6 +40,15 @@ QUESTIONS = {
     "rules": (
         "Which to keep",
         "8 of 64 by each rule. In the paper max variance is best, random is next, and max reward fails.",
+    ),
+    "staleness": (
+        "How stale",
+        "Rollouts of up to 4 updates ago, with the importance correction and without it. On a CPU generating and training share "
+        "the cores, so that overlap gains little time: what shows is what staleness costs at equal steps.",
+    ),
+    "settling": (
+        "Stopping groups that are decided",
+        "`selector.settle` stops a group once its selection can gain nothing more.",
     ),
 }
 
@@ -67,16 +79,22 @@ def drawn_parts() -> list[str]:
     return list(json.loads(RESULT.read_text(encoding="utf-8"))["parts"]) if RESULT.is_file() else []
 
 
-def page(result: Mapping[str, Any] | None) -> str:
-    """The text of the page; `result` None: nothing was run."""
-    return "\n".join(_lines(result)) + "\n"
+def page(
+    result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None = None, gradients: Mapping[str, Any] | None = None
+) -> str:
+    """The text of the page from the three result files; None: it was not run."""
+    return "\n".join(_lines(result, gpu, gradients)) + "\n"
 
 
-def _lines(result: Mapping[str, Any] | None) -> Iterator[str]:
+def _lines(
+    result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None, gradients: Mapping[str, Any] | None
+) -> Iterator[str]:
     yield "# What the selection is worth"
     yield ""
     yield (
-        "Made by `python -m benchmarks.evidence_page` from `benchmarks/results/evidence_cpu.json`; do not edit."
+        "Made by `python -m benchmarks.evidence_page` from `evidence_cpu.json`, `evidence_h200.json` "
+        "and `gradient_noise.json` in "
+        "`benchmarks/results/`; do not edit."
         if result
         else ("Made by `python -m benchmarks.evidence_page`; do not edit.")
     )
@@ -90,14 +108,16 @@ def _lines(result: Mapping[str, Any] | None) -> Iterator[str]:
         if result is None or name not in result["parts"]:
             yield f"**Not run yet.** `python -m benchmarks.evidence --parts {name}`"
             yield ""
-            continue
-        yield from _part(result, name)
+        else:
+            yield from _part(result, name)
+        if name == "arms":
+            yield from gpu_intro(gpu)
+            yield from _part(gpu, "gpu") if gpu else ()
+            yield from gradient_lines(gradients)
     yield from _paced(result)
     yield "## Not run yet"
     yield ""
-    yield "- On GPUs: the three arms on GSM8K and MATH with several seeds, with LoRA, with two ranks:"
-    yield "  `pods sweep configs/sweeps/gsm8k-2gpu.yaml`."
-    yield "- Settling, staleness 0 to 4 and its correction, the signal-to-noise of the gradient, for each arm."
+    yield "- On GPUs: GSM8K with more than two seeds, MATH, LoRA, two cards (`configs/sweeps/gsm8k-2gpu.yaml`), two ranks."
     yield "- The paper's six settings as they are ([paper.md](paper.md))."
 
 
@@ -257,9 +277,13 @@ def _paced(result: Mapping[str, Any] | None) -> Iterator[str]:
 
 def main() -> None:
     result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else None
-    for name in result["parts"] if result else ():
-        draw(result or {}, ROOT / figure_of(name), name)
-    PAGE.write_text(page(result), encoding="utf-8")
+    gpu, gradients = (
+        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in (GPU_RESULT, GRADIENTS)
+    )
+    for found in (result, gpu):
+        for name in found["parts"] if found else ():
+            draw(found or {}, ROOT / figure_of(name), name)
+    PAGE.write_text(page(result, gpu, gradients), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
 
 

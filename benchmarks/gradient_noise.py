@@ -163,6 +163,8 @@ class Gradients:
         learner = self.config.learner.model_copy(update={"advantage": advantage})
         plan = plan_step(chosen, plan_settings(self.config.model_copy(update={"learner": learner}), 1))
         self.policy.zero_grad()
+        if not chosen:  # no group had a signal: nothing is learned from this batch
+            return torch.zeros(sum(p.numel() for p in self.policy.parameters()))
         for update in plan.ranks[0].updates:
             for microbatch in update:
                 inputs = loss_inputs(microbatch, rollouts)
@@ -233,6 +235,7 @@ def main() -> None:
     parser.add_argument(
         "--model", nargs="+", default=[str(ROOT / ".cache/hard-addition/model")], help="one or more models"
     )
+    parser.add_argument("--about", nargs="+", help="what each model is; left out: its path")
     parser.add_argument("--train", default=str(ROOT / ".cache/hard-addition/data/train.jsonl"), help="rows to train on")
     parser.add_argument("--batches", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=16)
@@ -243,14 +246,14 @@ def main() -> None:
         parser.error("--batches: the noise needs two or more")
     torch.set_num_threads(arguments.threads)
     began, models = machine(), []
-    for model in arguments.model:
+    for model, about in zip(arguments.model, arguments.about or arguments.model, strict=True):
         config = load_config(
             ROOT / "configs" / "hard-addition.yaml",
             [f"model.path={model}", f"data.path={arguments.train}", "data.eval=null", "run.eval.every=0"],
         )
         print(model, flush=True)
         rows = measure(config, arguments.batches, arguments.prompts, ARMS)
-        models.append({"model": Path(model).name, "arms": table(rows, COLUMNS)})
+        models.append({"about": about, "arms": table(rows, COLUMNS)})
         result = {"benchmark": "gradient_noise", "machine": began, "batches": arguments.batches}
         write_result(arguments.out, {**result, "prompts": arguments.prompts, "models": models})
 

@@ -80,8 +80,9 @@ def test_a_page_of_nothing_says_so() -> None:
 def test_the_page_is_that_of_the_result_file() -> None:
     import json
 
-    there = json.loads(evidence_page.RESULT.read_text()) if evidence_page.RESULT.is_file() else None
-    assert evidence_page.PAGE.read_text(encoding="utf-8") == evidence_page.page(there)
+    files = (evidence_page.RESULT, evidence_page.GPU_RESULT, evidence_page.GRADIENTS)
+    there = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in files)
+    assert evidence_page.PAGE.read_text(encoding="utf-8") == evidence_page.page(*there)
 
 
 def test_its_figure_has_every_arm(tmp_path: Path) -> None:

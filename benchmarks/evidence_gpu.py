@@ -1,0 +1,48 @@
+"""The three arms on GPUs, from the folder of a sweep that has run: curves, time to the target, and what explains them.
+
+    pods sweep configs/sweeps/gsm8k-1gpu.yaml …        # seed 1 on one card, seed 2 on another
+    python -m benchmarks.evidence_gpu RUNS/gsm8k-three-arms-1gpu --about "…" --machine RESULT.json
+
+The runs' machine is read from a result that was measured on it (`--machine`), as the runs' folders may have been carried away.
+Writes `benchmarks/results/evidence_h200.json`; `python -m benchmarks.evidence_page` shows it in docs/evidence.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks._machine import machine
+from benchmarks._result_file import write_result
+from benchmarks.evidence import PARTS, Part, answer
+from pods_cluster.client.compare_command import read_arms
+from pods_cluster.telemetry.speedup import Target
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    parser.add_argument("--about", required=True, help="the commands, and how the runs shared the machine")
+    parser.add_argument("--machine", type=Path, help="a result file of the machine; left out: this one")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "evidence_h200.json")
+    arguments = parser.parse_args()
+    arms, given = read_arms([str(arguments.sweep)])
+    # On the axes of the CPU's three arms.
+    part = Part(PARTS["arms"].name, given["baseline"], (), {})
+    made_on = json.loads(arguments.machine.read_text(encoding="utf-8"))["machine"] if arguments.machine else machine()
+    result = {
+        "benchmark": "evidence_gpu",
+        "machine": made_on,
+        "command": arguments.about,
+        "target": given["target"],
+        "parts": {"gpu": answer(part, arms, (), Target(given["target"], given["share"]))},
+    }
+    write_result(arguments.out, result)
+    print(f"written: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
