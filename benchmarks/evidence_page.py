@@ -70,7 +70,9 @@ def draw(result: Mapping[str, Any], path: Path, name: str) -> None:
 
 def _curve(found: Mapping[str, Any]) -> Curve:
     x, y = (np.array(found[name], dtype=float) for name in ("x", "y"))
-    low, high = (np.array(found[name], dtype=float) if name in found else y for name in ("low", "high"))
+    # An interval over two seeds is wider than the figure, and says nothing.
+    shown = "low" in found and found["runs"] > 2
+    low, high = (np.array(found[name], dtype=float) if shown else y for name in ("low", "high"))
     return Curve(found["label"], x, y, low, high, found["runs"])
 
 
