@@ -155,7 +155,7 @@ class Run(RunParts):
         values["weights/version"] = self.version
         values["groups/in_flight"] = len(self.ledger.in_flight)
         values["num_tokens"] = self.updates.trained_tokens
-        values |= self.assembler.prompt_metrics() | process_memory().metrics("controller")
+        values |= self.assembler.supply.metrics() | process_memory().metrics("controller")
         stats = await asked
         self.rewards.look(self.pool.scoring)
         measured = measure(seconds, clock, tally, result, stats, self.scaler.now(), len(self.ledger.in_flight))

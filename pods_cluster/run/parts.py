@@ -144,7 +144,8 @@ class RunParts:
         # of another dataset the rows have other numbers
         same = self.stream.note is None
         silent, pass_rates = (state.silent, state.pass_rates) if same else ([], [])
-        self.assembler.restore_attempts(state.attempts, state.given_up, silent, pass_rates)
+        self.assembler.supply.restore(state.given_up, silent, pass_rates)
+        self.assembler.restore_attempts(state.attempts)
         if state.rollouts_per_prompt is not None:
             self.balancer.restore(state.rollouts_per_prompt)
         self.assembler.set_group_size(self.balancer.rollouts)
@@ -163,9 +164,9 @@ class RunParts:
             stream=self.stream.state(self.assembler.prompts_in_flight()),
             ledger=self.ledger.state(),
             attempts=self.assembler.attempts_to_save(),
-            given_up=self.assembler.rows_given_up,
-            silent=self.assembler.silent_rows,
-            pass_rates=self.assembler.pass_rates,
+            given_up=self.assembler.supply.rows_given_up,
+            silent=self.assembler.supply.silent_rows,
+            pass_rates=self.assembler.supply.pass_rates,
             rollouts_per_prompt=self.balancer.rollouts,
         )
 

@@ -4,12 +4,13 @@ late; what was left out is told (pure)."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pods_cluster.data.errors import DataError
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.messages import Failure
 from pods_cluster.run.prompt_history import PromptHistory
+from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.types import GroupId, Prompt
 
 SUSPECT = 2
@@ -57,9 +58,30 @@ class PromptSupply:
         """Rows that are left out, for a checkpoint."""
         return sorted(self._rows_given_up)
 
-    def restore_given_up(self, rows: Iterable[int]) -> None:
-        """Leave out the rows that the run had found before it was resumed."""
-        self._rows_given_up = set(rows)
+    @property
+    def silent_rows(self) -> list[list[int]]:
+        """Rows whose last groups had no signal, for a checkpoint (`PromptHistory.state`)."""
+        return self.history.state()
+
+    @property
+    def pass_rates(self) -> list[list[float]]:
+        """Past pass rates, for a checkpoint (`Curriculum.state`)."""
+        return [] if self.history.curriculum is None else self.history.curriculum.state()
+
+    def restore(
+        self, given_up: Iterable[int], silent: Iterable[Sequence[int]], pass_rates: Iterable[Sequence[float]]
+    ) -> None:
+        """Go on with what the run knew of its rows before it was resumed."""
+        self._rows_given_up = set(given_up)
+        self.history.restore(silent)
+        if self.history.curriculum is not None:
+            self.history.curriculum.restore(pass_rates)
+
+    def saw(self, group: GroupId, stats: GroupStats, *, signal: bool) -> None:
+        """Remember how a group of a row went."""
+        self.history.saw(group.epoch, group.row, signal)
+        if self.history.curriculum is not None:
+            self.history.curriculum.saw(group.epoch, group.row, stats)
 
     @property
     def held(self) -> list[Prompt]:

@@ -12,7 +12,7 @@ from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.continuous_issue import ContinuousIssue
 from pods_cluster.run.curriculum import Curriculum
-from pods_cluster.run.errors import RunError
+from pods_cluster.run.errors import RunError, step_overdue
 from pods_cluster.run.instructions import POLL_SECONDS, pass_instructions
 from pods_cluster.run.issued_groups import IssuedGroups
 from pods_cluster.run.prompt_history import PromptHistory
@@ -21,7 +21,6 @@ from pods_cluster.run.reward_watch import RewardWatch
 from pods_cluster.run.stages import Generators, Selector
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.run.step_numbers import Tally
-from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.selection.select import NO_SIGNAL_SPREAD
 from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
@@ -34,9 +33,10 @@ class Assembler:
     """Keeps the ledger's slots filled and collects steps from the selector.
 
     It holds the prompt of every group in flight, so that it can be served again, and counts the attempts at each row.
-    `rewards` tells of rewards that fail, `notice` of what happened, `stopping` says whether the run is to end.
-    `on_failure` puts another worker in place of one that is gone. `on_selected` sees a selection, and `on_dropped` a group
-    that is not trained, while the whole group still lies with its workers.
+    `supply` chooses the prompts and remembers what is known of them. `rewards` tells of rewards that fail, `notice` of what
+    happened, `stopping` says whether the run is to end. `on_failure` puts another worker in place of one that is gone.
+    `on_selected` sees a selection, and `on_dropped` a group that is not trained, while the whole group still lies with its
+    workers.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Assembler:
     ) -> None:
         self.config = config
         self.pool, self.selector = pool, selector
-        self._supply = PromptSupply(
+        self.supply = PromptSupply(
             stream, notice, PromptHistory(config.data.revisit, config.run.seed, Curriculum.of(config))
         )
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
@@ -78,8 +78,6 @@ class Assembler:
             lock=self._sending,
         )
 
-    # What the run asks of it.
-
     @property
     def ledger(self) -> Ledger:
         """The slots of the groups in flight."""
@@ -95,21 +93,17 @@ class Assembler:
 
     def prompts_in_flight(self) -> list[Prompt]:
         """Prompts of all groups that hold a slot, oldest first, and of those that are held back."""
-        return [*self.groups.prompts(), *self._supply.held]
+        return [*self.groups.prompts(), *self.supply.held]
 
     async def fill(self, version: int) -> None:
         """Begin a step: the free slots of the ledger may be filled. The generators serve weight `version` now.
 
         With staleness 0 they are filled at once, else as the engines have room (`continuous`).
         """
-        self._supply.begin_step()
+        self.supply.begin_step()
         self.rewards.begin_step()
         self.continuous.serve(version)
         await self._refill(self.ledger.free, version)
-
-    def prompt_metrics(self) -> dict[str, float]:
-        """The metrics of the dataset since the last call: see `PromptSupply.metrics`."""
-        return self._supply.metrics()
 
     async def collect(self, version: int, tally: Tally) -> list[Selection]:
         """Wait for the step's selections: `prompts_per_step`, fewer where replacements ran out, none when stopping.
@@ -130,8 +124,8 @@ class Assembler:
                 self._lengths.seen(selection.group.row, stats.length_mean)
                 # with `no_signal: keep` groups without one are selected too
                 spread = float(selection.rewards.max() - selection.rewards.min())
-                self._remember(selection.group, stats, signal=spread > NO_SIGNAL_SPREAD)
-            self._supply.finished([item.group for item in (*decision.selections, *decision.fates)])
+                self.supply.saw(selection.group, stats, signal=spread > NO_SIGNAL_SPREAD)
+            self.supply.finished([item.group for item in (*decision.selections, *decision.fates)])
             if decision.selections:
                 selections.extend(decision.selections)
                 tally.selected(decision.selections, decision.stats)
@@ -149,7 +143,7 @@ class Assembler:
                 tally.ended(ended.fate, ended.stats)
                 self._lengths.seen(ended.group.row, ended.stats.length_mean)
                 if ended.fate is Fate.NO_SIGNAL:
-                    self._remember(ended.group, ended.stats, signal=False)
+                    self.supply.saw(ended.group, ended.stats, signal=False)
                 replace = ended.fate is not Fate.NO_SIGNAL or self.config.selector.no_signal == "replace"
                 if replace and tally.replaced < replacements:
                     tally.replaced += 1
@@ -159,13 +153,14 @@ class Assembler:
             if decision.fates:
                 await self.pool.drop([ended.group for ended in decision.fates])
                 await self._refill(unserved, version)
-            await self._refill(self._supply.deferred(), version)
+            await self._refill(self.supply.deferred(), version)
             nothing_new = not decision.selections and not decision.fates
             if nothing_new or time.monotonic() - checked >= CHECK_SECONDS:
                 await self._check_workers(version, selections)
                 checked = time.monotonic()
             if time.monotonic() > deadline:
-                raise RunError(self._overdue(len(selections), want))
+                waiting, failures = list(self.ledger.in_flight), self.rewards.describe()
+                raise step_overdue(self.config, len(selections), want, waiting, len(self.pool.workers), failures)
         if not self._stopping():
             self._ended_now.clear()
         return selections
@@ -197,13 +192,13 @@ class Assembler:
         await self._until_kept()
         async with self._sending:
             order = {group: self.groups.place(group) for group in self.groups}
-            self._supply.give_back_held()
+            self.supply.give_back_held()
             prompts = await self._cancel(list(self.groups), Fate.CANCELLED, told=told)
         for place, group, prompt, fate in self._ended_now:
             self.groups.undo_end(group, fate)
             order[group], prompts[group] = place, prompt
         self._ended_now.clear()
-        self._supply.give_back({group: prompts[group] for group in sorted(prompts, key=lambda group: order[group])})
+        self.supply.give_back({group: prompts[group] for group in sorted(prompts, key=lambda group: order[group])})
 
     async def lose_worker(
         self, failure: Failure, selected: Collection[GroupId] = (), *, engine_failed: bool = False
@@ -224,38 +219,10 @@ class Assembler:
         """[epoch, row, count] of each row that was tried, for a checkpoint; groups in flight count as not tried."""
         return self.groups.attempts_to_save()
 
-    @property
-    def rows_given_up(self) -> list[int]:
-        """Rows that are left out because they ended every engine, for a checkpoint."""
-        return self._supply.rows_given_up
-
-    @property
-    def silent_rows(self) -> list[list[int]]:
-        """Rows whose last groups had no signal, for a checkpoint (`PromptHistory.state`)."""
-        return self._supply.history.state()
-
-    @property
-    def pass_rates(self) -> list[list[float]]:
-        """Past pass rates, for a checkpoint (`Curriculum.state`)."""
-        return [] if self._supply.history.curriculum is None else self._supply.history.curriculum.state()
-
-    def restore_attempts(
-        self,
-        attempts: Iterable[Sequence[int]],
-        given_up: Iterable[int] = (),
-        silent: Iterable[Sequence[int]] = (),
-        pass_rates: Iterable[Sequence[float]] = (),
-    ) -> None:
-        """Go on with the attempts, the rows given up, those without signal and the pass rates of a checkpoint, whose stream
-        has been restored."""
-        self._supply.count_from_here()
-        self._supply.history.restore(silent)
-        if self._supply.history.curriculum is not None:
-            self._supply.history.curriculum.restore(pass_rates)
-        self._supply.restore_given_up(given_up)
+    def restore_attempts(self, attempts: Iterable[Sequence[int]]) -> None:
+        """Go on with the attempts of a checkpoint, whose stream has been restored."""
+        self.supply.count_from_here()
         self.groups.restore_attempts(attempts)
-
-    # Within.
 
     async def _until_kept(self) -> None:
         """Wait for the answers of workers that were told what to keep."""
@@ -273,19 +240,18 @@ class Assembler:
     async def _issue(self, count: int, version: int) -> int:
         """Send `count` more prompts to the generators, as far as the ledger has free slots; how many were sent."""
         count = min(count, self.ledger.free)
-        prompts = self._supply.next(count) if count > 0 else []
+        prompts = self.supply.next(count) if count > 0 else []
         if not prompts:
             return 0
         size = self._group_size
         groups: list[tuple[GroupId, Prompt]] = []
         for prompt in prompts:
             group = self.groups.begin(prompt, size, version)
-            self._supply.issued(group)
+            self.supply.issued(group)
             groups.append((group, prompt))
         first = await self.selector.expect([(group, size) for group, _ in groups])
-        if (
-            self.continuous.on and not self.pool.serving
-        ):  # all were found dead, and whoever found it waits to replace them
+        # All were found dead, and whoever found it waits to replace them.
+        if self.continuous.on and not self.pool.serving:
             await self._give_up([group for group, _ in groups], Fate.LOST)
             return 0
         await self.pool.submit(
@@ -295,11 +261,6 @@ class Assembler:
             ]
         )
         return len(groups)
-
-    def _remember(self, group: GroupId, stats: GroupStats, *, signal: bool) -> None:
-        self._supply.history.saw(group.epoch, group.row, signal)
-        if self._supply.history.curriculum is not None:
-            self._supply.history.curriculum.saw(group.epoch, group.row, stats)
 
     def _end(self, group: GroupId, fate: Fate) -> None:
         self.groups.end(group, fate)
@@ -319,12 +280,12 @@ class Assembler:
         """`failure`: the engine's, where one of the prompts may be its cause."""
         prompts = await self._cancel(groups, fate)
         if failure is None:
-            self._supply.give_back(prompts)
+            self.supply.give_back(prompts)
             return
-        if cause := self._supply.lost(prompts, failure):
+        if cause := self.supply.lost(prompts, failure):
             self.groups.forget(cause)
-        if self._supply.hopeless or self._supply.failures_in_a_row >= self.config.generator.max_failures:
-            raise RunError(self._supply.describe_failures(failure))
+        if self.supply.hopeless or self.supply.failures_in_a_row >= self.config.generator.max_failures:
+            raise RunError(self.supply.describe_failures(failure))
 
     async def _check_workers(self, version: int, selections: list[Selection]) -> None:
         selected = {selection.group for selection in selections}
@@ -337,13 +298,3 @@ class Assembler:
 
     def _lost_with(self, failure: Failure, selected: Collection[GroupId]) -> list[GroupId]:
         return [group for group in failure.groups if group in self.groups and group not in selected]
-
-    def _overdue(self, got: int, want: int) -> str:
-        in_flight = self.ledger.in_flight
-        waiting = ", ".join(str(group) for group in list(in_flight)[:8])
-        return (
-            f"run.step_timeout: {self.config.run.step_timeout:g} s passed and the step has {got} of {want} groups; "
-            f"waiting for {len(in_flight) - got} group(s) ({waiting} …) on {len(self.pool.workers)} worker(s); "
-            f"raise run.step_timeout, lower generator.max_tokens or add generators"
-            + (f". Rewards: {failures}" if (failures := self.rewards.describe()) else "")
-        )

@@ -103,7 +103,7 @@ def test_a_run_skips_what_is_solved_or_hopeless_also_after_a_resume(
     assert saved is not None
     rates = checkpoints.read_state(saved).pass_rates
     assert {row % 4: rate for row, rate, _ in rates} == {0: 1.0, 1: 0.0, 2: 0.5, 3: 0.5}
-    assert rates == loop.run.assembler.pass_rates
+    assert rates == loop.run.assembler.supply.pass_rates
     second = Loop(config, tmp_path / "second", rewards)
     asyncio.run(second.run.restore(saved))
-    assert second.run.assembler.pass_rates == rates
+    assert second.run.assembler.supply.pass_rates == rates

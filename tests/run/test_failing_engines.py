@@ -91,7 +91,7 @@ def test_a_row_that_was_given_up_is_left_out_of_later_epochs_too(tmp_path: Path)
     served: list[Prompt] = []
     loop.stream.next = lambda count: [Prompt(9, 5, "row 5", (1, 2))] * count  # type: ignore[method-assign]
     with pytest.raises(DataError, match="every row ended the engines"):
-        served += loop.run.assembler._supply.next(4)
+        served += loop.run.assembler.supply.next(4)
 
 
 def test_engines_that_never_finish_a_group_end_the_run_after_a_few_starts(tmp_path: Path) -> None:

@@ -124,12 +124,12 @@ def test_a_run_skips_what_had_no_signal_also_after_a_resume(tmp_path: Path, monk
     saved = checkpoints.latest(loop.folder.checkpoints)
     assert saved is not None
     silent = checkpoints.read_state(saved).silent
-    assert silent == loop.run.assembler.silent_rows
+    assert silent == loop.run.assembler.supply.silent_rows
     assert silent
     assert all(row % 2 for row, _, _ in silent)
     second = Loop(config, tmp_path / "second", rewards)
     asyncio.run(second.run.restore(saved))
-    assert second.run.assembler.silent_rows == silent
+    assert second.run.assembler.supply.silent_rows == silent
 
 
 def test_the_setting_is_a_share() -> None:
