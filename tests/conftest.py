@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # collector that looks at them again and again takes a third of the time.
         gc.set_threshold(100_000, 20, 20)
     elif not hasattr(config, "workerinput"):  # the processes of `-n` share it
-        warm_workers.start()
+        warm_workers.start(at_once=bool(config.getoption("numprocesses", None)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

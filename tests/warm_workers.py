@@ -59,8 +59,9 @@ READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL"
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def start() -> None:
-    """Start the server for all that this process starts, as long as it lives. It imports once the first worker asks."""
+def start(at_once: bool) -> None:
+    """Start the server for all that this process starts, as long as it lives. It imports `at_once`, or when the first
+    worker asks."""
     if VARIABLE in os.environ or Path("/dev/nvidiactl").exists():
         return
     folder = tempfile.mkdtemp(prefix="warm")
@@ -70,7 +71,7 @@ def start() -> None:
         listener.bind(address)
         listener.listen(64)
         process = subprocess.Popen(
-            [sys.executable, __file__, str(listener.fileno())],
+            [sys.executable, __file__, str(listener.fileno()), *(["at once"] if at_once else [])],
             env={**os.environ, **_NO_GPU},
             pass_fds=(listener.fileno(),),
             stdin=subprocess.PIPE,
@@ -107,6 +108,9 @@ def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
                     connection.sendall(b"n")
                     continue
                 _import()
+                connection.sendall(b"y")
+                if connection.recv(1) != b"y":  # it has not waited, and works by now
+                    continue
                 if os.fork() == 0:
                     listener.close()
                     connection.close()
@@ -132,9 +136,10 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
     """The worker's script and arguments, as Ray's `setup_worker.py` would run them; None where the worker has to start
-    cold. The message's environment gets what the actor's `runtime_env` adds."""
+    cold. The message's environment gets what the actor's `runtime_env` adds, and it gets the process group."""
     if os.getsid(message["pid"]) != os.getsid(0) or _namespaces(message["pid"]) != _namespaces("self"):
         return None
+    message["group"] = os.getpgid(message["pid"])
     context: dict[str, Any] = {}
     script, *rest = message["command"][1:]
     command = [] if script.endswith("setup_worker.py") else [script]
@@ -178,7 +183,7 @@ def _import() -> None:
 def _become(message: dict[str, Any], streams: list[int]) -> None:
     """Take the place of the process that asked."""
     with contextlib.suppress(OSError):
-        os.setpgid(0, os.getpgid(message["pid"]))
+        os.setpgid(0, message["group"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in enumerate(streams):
@@ -194,6 +199,8 @@ def _become(message: dict[str, Any], streams: list[int]) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave nothing behind
+    if sys.argv[2:]:
+        _import()
     command, _ = serve(socket.socket(fileno=int(sys.argv[1])))
     globals_of = types.ModuleType("__main__")
     globals_of.__dict__["__file__"] = command[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import resource
@@ -28,6 +29,11 @@ def start_warm(address: str, command: list[str]) -> bool:
             streams = array.array("i", [0, 1, 2])
             connection.sendmsg([len(body).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
             connection.sendall(body)
-            return connection.recv(1) == b"y"
+            if connection.recv(1) != b"y":
+                return False
+            connection.sendall(b"y")
+            with contextlib.suppress(OSError):
+                connection.recv(1)  # it is there now, and has this process's group
+            return True
     except OSError:
         return False
