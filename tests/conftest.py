@@ -70,6 +70,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         pytest.exit(f"a pure test imported {', '.join(found)}: its module belongs into tests/heavy.py", returncode=1)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show what tests measured, as `record_property("measured", ...)` has it: seconds of recovery, say."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    found = [text for report in reports for name, text in getattr(report, "user_properties", ()) if name == "measured"]
+    if found:
+        terminalreporter.section("measured")
+        for text in dict.fromkeys(found):
+            terminalreporter.write_line(text)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `-n`: each process takes the next unit, the longest first."""

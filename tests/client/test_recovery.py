@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.client.faults import Faults, send
 from tests.tiny_run import Made
 
 STEPS = 9
+Measured = Callable[[str, object], None]
 
 
 def config_of(made: Made, runs: Path, name: str, *overrides: str) -> Config:
@@ -63,7 +65,9 @@ def whole(cluster: None, made: Made, tmp_path_factory: pytest.TempPathFactory) -
     return weights(runs, "whole")
 
 
-def test_a_run_outlives_each_of_its_parts_to_the_very_same_weights(whole: bytes, made: Made, tmp_path: Path) -> None:
+def test_a_run_outlives_each_of_its_parts_to_the_very_same_weights(
+    whole: bytes, made: Made, tmp_path: Path, record_property: Measured
+) -> None:
     faults = Faults(
         tmp_path / "broken",
         [
@@ -74,7 +78,8 @@ def test_a_run_outlives_each_of_its_parts_to_the_very_same_weights(whole: bytes,
     )
     faults.start()
     summary = driver.train(config_of(made, tmp_path, "broken"), live=False)
-    print("seconds from each fault to the second step after it:", [round(each, 1) for each in faults.result()])
+    for role, seconds in zip(("learner", "selector", "controller"), faults.result(), strict=True):
+        record_property("measured", f"{role} killed: the second step after it came after {seconds:.1f} s")
     assert summary.status == "finished"
     folder = tmp_path / "broken"
     learner, selector, controller = events(folder, "restarting")
@@ -101,13 +106,16 @@ def test_without_restarts_the_first_fault_ends_the_run_and_a_resume_is_exact(
     assert changed["text"] == "resumed with other settings: run.restarts: 0 → 3"
 
 
-@pytest.mark.slow  # half a minute until the silence of a process counts
+@pytest.mark.slow  # each a run with a restart
 @pytest.mark.parametrize("role", ["learner", "selector", "controller"])
-def test_a_process_that_is_stopped_is_noticed(cluster: None, made: Made, tmp_path: Path, role: str) -> None:
+def test_a_process_that_is_stopped_is_noticed(
+    cluster: None, made: Made, tmp_path: Path, role: str, record_property: Measured
+) -> None:
     faults = Faults(tmp_path / role, [(3, send(role, signal.SIGSTOP))])
     faults.start()
     assert driver.train(config_of(made, tmp_path, role, "learner.workers=2"), live=False).status == "finished"
-    print(f"seconds from the stop of the {role} to the second step after it:", faults.result())
+    (seconds,) = faults.result()
+    record_property("measured", f"{role} stopped: the second step after it came after {seconds:.1f} s")
     (event,) = events(tmp_path / role, "restarting")
     assert "answer" in event["text"]
 
