@@ -33,10 +33,11 @@ from benchmarks._result_file import write_result
 from benchmarks.overlap_figure import draw
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, make_files, paced_config
 from pods_cluster.config import SelectorConfig
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.selector_core import SelectorCore
-from pods_cluster.types import GroupId, GroupShard
+from pods_cluster.types import GroupId
 
 RESULT = Path(__file__).parent / "results" / "overlap.json"
 FIGURE = Path(__file__).parent.parent / "docs" / "images" / "overlap.png"

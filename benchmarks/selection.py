@@ -23,9 +23,10 @@ from rich.table import Table
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from pods_cluster.config import Config, build_config
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.rule_registry import resolve
 from pods_cluster.selection.select import select
-from pods_cluster.types import GroupId, GroupShard
+from pods_cluster.types import GroupId
 
 SIZES = ((64, 16, 100.0), (4096, 256, 2000.0))
 RULES = ("max_variance", "max_reward", "random", "percentile")

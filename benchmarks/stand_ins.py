@@ -35,8 +35,9 @@ from pods_cluster.config import build_config
 from pods_cluster.generation.members import Member
 from pods_cluster.generation.messages import Portion, WorkerInfo
 from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.actor import SelectorActor
-from pods_cluster.types import GroupId, GroupShard, Prompt
+from pods_cluster.types import GroupId, Prompt
 from pods_cluster.weights.protocol import TensorSpec, WeightUpdate
 
 RESULTS = Path(__file__).parent / "results"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
-from pods_cluster.dashboard import comparison, responses, schemas
+from pods_cluster.dashboard import comparison, comparison_schemas, responses, schemas
 from pods_cluster.dashboard.columns import plain
 from pods_cluster.dashboard.journal import SampleEntry
 from pods_cluster.dashboard.run_view import RunView
@@ -220,10 +220,10 @@ def compare(
     run: Annotated[list[RunId], Query(min_length=1, max_length=20, description="Runs by id.")],
     x: Annotated[Axis, Query(description="What the accuracy of the arms is told against.")] = "training-minutes",
     baseline: Annotated[RunId | None, Query(description="A run of the arm that others are compared with.")] = None,
-) -> schemas.Comparison:
+) -> comparison_schemas.Comparison:
     """Runs side by side: what each came to, the settings in which they differ, and the arms that they are."""
     views = [view_of(request, name) for name in dict.fromkeys(run)]
-    return schemas.Comparison(
+    return comparison_schemas.Comparison(
         figures=[comparison.figures(view) for view in views],
         settings=comparison.differences([view.config()[1] for view in views]),
         arms=comparison.arms_of(views, x, baseline) if len(views) > 1 else None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pods_cluster.dashboard import schemas
+from pods_cluster.dashboard import comparison_schemas
 from pods_cluster.dashboard.columns import Columns
 from pods_cluster.dashboard.run_view import RunView
 from pods_cluster.telemetry.arm_comparison import compare
@@ -23,7 +23,7 @@ _SIZES = ("generator/workers", "learner/workers")
 _SUMMED = ("timing_s/step", "rollouts/generated", "tokens/sampled")
 
 
-def figures(view: RunView) -> schemas.Figures:
+def figures(view: RunView) -> comparison_schemas.Figures:
     """What a run came to, from the steps that are read so far."""
     config = view.config()[1]
     with view.lock:
@@ -33,7 +33,7 @@ def figures(view: RunView) -> schemas.Figures:
         latest = columns.latest(["elapsed", "rollout_to_update_ratio/cumulative"])
         best = int(np.argmax(accuracy[1])) if accuracy else 0
         totals = view.history.totals(["rollouts/scored", "rollouts/trained", "tokens/sampled"])
-        return schemas.Figures(
+        return comparison_schemas.Figures(
             run=view.id,
             status=view.status()[0],
             step=columns.last_step,
@@ -51,12 +51,14 @@ def figures(view: RunView) -> schemas.Figures:
         )
 
 
-def differences(configs: Sequence[Mapping[str, Any]]) -> list[schemas.SettingDifference]:
+def differences(configs: Sequence[Mapping[str, Any]]) -> list[comparison_schemas.SettingDifference]:
     """The settings in which the configurations differ, by their path, in the order of the first that has them."""
-    return [schemas.SettingDifference(name=name, values=values) for name, values in differing(configs).items()]
+    return [
+        comparison_schemas.SettingDifference(name=name, values=values) for name, values in differing(configs).items()
+    ]
 
 
-def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -> schemas.Arms | None:
+def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -> comparison_schemas.Arms | None:
     """The runs as arms, those that differ in their seed alone being one, beside the arm that `baseline` (a run) belongs to;
     None where that cannot be had.
     """
@@ -77,13 +79,13 @@ def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -
     except CurveError:
         return None
     rows = [row for row in found.rows() if row["arm"] != found.baseline]
-    return schemas.Arms(
+    return comparison_schemas.Arms(
         metric=metric,
         axis=axis,
         baseline=found.baseline,
         curves=curves,
         speed_ups=[
-            schemas.SpeedUp(
+            comparison_schemas.SpeedUp(
                 arm=row["arm"],
                 axis=row["axis"],
                 target=row["target"],
@@ -100,13 +102,13 @@ def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -
     )
 
 
-def _curve(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> schemas.ArmCurve:
+def _curve(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> comparison_schemas.ArmCurve:
     found = curve(label, runs, metric, axis)
     columns = {
         name: [_plain(value) for value in values]
         for name, values in (("x", found.x), ("y", found.y), ("low", found.low), ("high", found.high))
     }
-    return schemas.ArmCurve(label=label, runs=[run.name for run in runs], **columns)
+    return comparison_schemas.ArmCurve(label=label, runs=[run.name for run in runs], **columns)
 
 
 def _records(columns: Columns, metric: str) -> list[dict[str, Any]]:

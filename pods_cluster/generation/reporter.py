@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pods_cluster.generation.messages import GeneratorError
-from pods_cluster.types import FinishReason, GroupId, GroupShard, Rollout
+from pods_cluster.group_shard import GroupShard
+from pods_cluster.types import FinishReason, GroupId, Rollout
 
 FLUSH_SECONDS = 0.02
 HOLD_SECONDS = 0.5

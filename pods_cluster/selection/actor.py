@@ -11,11 +11,12 @@ from typing import Any
 
 from pods_cluster.actor_names import NAMESPACE, actor_name
 from pods_cluster.config import Config
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCore
 from pods_cluster.selection.stopping import Instructions
 from pods_cluster.telemetry.process_memory import process_memory
-from pods_cluster.types import GroupId, GroupShard
+from pods_cluster.types import GroupId
 
 COLLECT_AFTER = 20_000
 """Objects made before Python looks for cycles among the youngest; its own number is 700."""

@@ -9,11 +9,12 @@ from itertools import repeat
 import numpy as np
 from jaxtyping import Bool, Float64, Int32
 
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.decision_packing import make_locators
 from pods_cluster.selection.group_stats import GroupStats, Mask, group_stats
 from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.select import Outcome, select
-from pods_cluster.types import Fate, GroupId, GroupShard, Selection
+from pods_cluster.types import Fate, GroupId, Selection
 
 _PENDING = -1
 _LOST = -2

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.decision_packing import pack_selections, pack_stats, unpack_selections, unpack_stats
 from pods_cluster.selection.group_assembler import GroupAssembler, GroupEvaluation
 from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.stopping import Instructions, RemainingLengths, Wave
 from pods_cluster.selection.variance_budget import allocate
-from pods_cluster.types import Fate, GroupId, GroupShard, Selection
+from pods_cluster.types import Fate, GroupId, Selection
 
 MAX_FATES = 4096
 """Most fates in one decision; further ones follow in the next."""

@@ -25,11 +25,11 @@ from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.generation.messages import GeneratorError, GroupRequest, Portion
 from pods_cluster.generation.packed_rollouts import unpack
 from pods_cluster.generation.pool import GeneratorPool
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.types import (
     FinishReason,
     GroupId,
-    GroupShard,
     Locator,
     Prompt,
     Rollout,

@@ -15,7 +15,8 @@ from pods_cluster.generation.engine_thread import LONG_WINDOWS, RateMeter
 from pods_cluster.generation.messages import GeneratorError, GroupRequest
 from pods_cluster.generation.reporter import Reporter, build_shard
 from pods_cluster.generation.rollout_store import RolloutStore
-from pods_cluster.types import FinishReason, GroupId, GroupShard, Prompt, Rollout, SamplingParams
+from pods_cluster.group_shard import GroupShard
+from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, SamplingParams
 
 GROUP = GroupId(0, 3)
 PROMPT = Prompt(0, 3, "1+1=", (4, 5, 6))

@@ -22,6 +22,7 @@ from pods_cluster.generation.messages import (
     WorkerStatus,
 )
 from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.learning.reports import (
     CopyReport,
     LearnerError,
@@ -35,7 +36,7 @@ from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Instructions
-from pods_cluster.types import FinishReason, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
+from pods_cluster.types import FinishReason, GroupId, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 
 YAML = """

@@ -16,13 +16,14 @@ from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign
 from pods_cluster.generation.messages import Failure, GeneratorError, Portion, WorkerPhase, WorkerStatus
 from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.learning.reports import StepResult
 from pods_cluster.run.loop import Run
 from pods_cluster.run.staleness_ledger import Ledger
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.run_folder import RunFolder
-from pods_cluster.types import Fate, GroupId, GroupShard, Prompt, Rollout, SamplingParams, Selection
+from pods_cluster.types import Fate, GroupId, Prompt, Rollout, SamplingParams, Selection
 from pods_cluster.weights.broadcast import PublishReport
 from tests.run.parts import CoreSelector, Learners, Stream
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pods_cluster.types import GroupId, GroupShard
+from pods_cluster.group_shard import GroupShard
+from pods_cluster.types import GroupId
 
 
 def shard(

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.config import ConfigError
+from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.variance_budget import LEAST, allocate
-from pods_cluster.types import GroupId, GroupShard
+from pods_cluster.types import GroupId
 from tests.law import law
 from tests.selection.policies import policy, run_config
 
