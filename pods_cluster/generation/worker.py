@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pods_cluster.config import Config
@@ -20,11 +17,12 @@ from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.postprocess import Ended, Postprocessor
 from pods_cluster.generation.reporter import Reporter, SelectorLink
 from pods_cluster.generation.rollout_store import RolloutStore
-from pods_cluster.generation.turns import ENVIRONMENT, Played, Turns
+from pods_cluster.generation.turns import Played, Turns
+from pods_cluster.generation.worker_start import start_engine
+from pods_cluster.generation.worker_weights import WeightCalls
 from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId, Prompt, Rollout, RolloutRequest, SamplingParams
-from pods_cluster.weights.protocol import Invitation, WeightUpdate
 from pods_cluster.weights.relay_plan import WorkerLocation
 
 T = TypeVar("T")
@@ -32,18 +30,8 @@ T = TypeVar("T")
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
 
-SWITCH_SECONDS = 0.0002
-"""Time after which a thread of a worker gives up the interpreter to one that asks for it. The engine's thread asks many
-times a step; with Python's 5 ms it would wait that long behind a thread that decodes completions."""
 
-_WATCHDOG_GRACE = 2.0
-"""Seconds after the deadline of a transfer at which it is broken off from outside the engine's thread."""
-_GIVE_UP_GRACE = 15.0
-"""Seconds after the deadline of a rendezvous or transfer at which this worker stops to wait for its engine: later than
-whatever has the deadline itself, and than the controller's own patience (`Broadcaster.grace`)."""
-
-
-class GeneratorWorker:
+class GeneratorWorker(WeightCalls):
     """Serves the RPC methods below from Ray's threads; the engine has one thread of its own.
 
     The constructor only starts that thread: `ready` waits for it. A worker whose engine, scorers or reports failed
@@ -91,32 +79,9 @@ class GeneratorWorker:
             self._postprocessor.close()
 
     def _start(self) -> Engine:
-        """Start the engine, in its thread: scorers start meanwhile, their processes take a while to import."""
-        # Imported here and not by the constructor: that takes seconds, and the constructor's end tells that Ray has
-        # placed the worker.
-        import torch
-        from transformers import AutoTokenizer
-
-        from pods_cluster.generation.engines.factory import make_engine
-        from pods_cluster.scoring import ScorerPool
-
-        sys.setswitchinterval(SWITCH_SECONDS)
-        threads = self.config.generator.threads
-        torch.set_num_threads(threads or max(1, int(self.config.generator.cpus_per_worker)))
-        model = self.config.model
-        with ThreadPoolExecutor(1) as pool:
-            beside = () if self.config.environment is None else (ENVIRONMENT,)
-            scorers = pool.submit(ScorerPool, self.config.reward, self.config.scoring, beside=beside)
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(
-                    model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-                )
-                engine = make_engine(self.config, tokenizer)
-            except BaseException:
-                if scorers.exception() is None:
-                    scorers.result().close()
-                raise
-            self._scorers = scorers.result()
+        """Start the engine, in its thread, and what its rollouts go through."""
+        started = start_engine(self.config)
+        engine, tokenizer, self._scorers = started.engine, started.tokenizer, started.scorers
         generator = self.config.generator
         text = CompletionText(tokenizer, generator.stop_strings, generator.include_stop_str_in_output)
         self._postprocessor = Postprocessor(
@@ -268,48 +233,6 @@ class GeneratorWorker:
         """Log-probabilities of given completions under the weights served now; see `Engine.score`."""
         self._check()
         return self._call("score", lambda engine: engine.score(sequences, temperature))
-
-    # Weights.
-
-    def weights_location(self) -> WorkerLocation:
-        """The node and card of this worker: neighbours get weights from one another."""
-        return WorkerLocation.current()
-
-    def connect(self, invitation: Invitation) -> None:
-        """Join a broadcast group; see `Engine.connect`."""
-        self._check()
-        patience = invitation.timeout + _GIVE_UP_GRACE
-        self._engine.call("connect", lambda engine: engine.connect(invitation), patience, "weights.rendezvous_timeout")
-
-    def receive(self, update: WeightUpdate) -> None:
-        """Take one version between two steps; see `Engine.receive`. A watchdog ends a transfer that hangs."""
-        self._check()
-        patience = update.timeout + _GIVE_UP_GRACE
-        self._engine.call("receive", lambda engine: self._receive(engine, update), patience, "weights.transfer_timeout")
-
-    def disconnect(self) -> None:
-        """Leave the broadcast group, also while a transfer hangs in the engine's thread."""
-        if self._engine.engine is not None:
-            self._engine.engine.disconnect()
-
-    def adopt_version(self, version: int) -> None:
-        """Serve the weights of `model.path` as `version`; see `Engine.adopt_version`."""
-        self._check()
-        self._call("adopt_version", lambda engine: engine.adopt_version(version))
-
-    def fingerprints(self) -> dict[str, str]:
-        """See `Engine.fingerprints`."""
-        self._check()
-        return self._call("fingerprints", lambda engine: engine.fingerprints())
-
-    def _receive(self, engine: Engine, update: WeightUpdate) -> None:
-        watchdog = threading.Timer(update.timeout + _WATCHDOG_GRACE, engine.disconnect)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            engine.receive(update)
-        finally:
-            watchdog.cancel()
 
     # Health.
 

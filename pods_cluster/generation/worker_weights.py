@@ -1,0 +1,72 @@
+"""New weights in a generator worker: its part in a broadcast, between two steps of its engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from pods_cluster.generation.engine import Engine
+from pods_cluster.generation.engine_thread import EngineThread
+from pods_cluster.weights.protocol import Invitation, WeightUpdate
+from pods_cluster.weights.relay_plan import WorkerLocation
+
+T = TypeVar("T")
+
+_WATCHDOG_GRACE = 2.0
+"""Seconds after the deadline of a transfer at which it is broken off from outside the engine's thread."""
+_GIVE_UP_GRACE = 15.0
+"""Seconds after the deadline of a rendezvous or transfer at which this worker stops to wait for its engine: later than
+whatever has the deadline itself, and than the controller's own patience (`Broadcaster.grace`)."""
+
+
+class WeightCalls:
+    """The calls of a worker that bring it new weights; the worker itself has the engine."""
+
+    _engine: EngineThread
+    _check: Callable[[], None]
+    """Raises WorkerFailed if the worker has failed."""
+
+    def _call(self, name: str, command: Callable[[Engine], T]) -> T:
+        """Have the engine's thread carry a command out, within `generator.request_timeout`."""
+        raise NotImplementedError
+
+    def weights_location(self) -> WorkerLocation:
+        """The node and card of this worker: neighbours get weights from one another."""
+        return WorkerLocation.current()
+
+    def connect(self, invitation: Invitation) -> None:
+        """Join a broadcast group; see `Engine.connect`."""
+        self._check()
+        patience = invitation.timeout + _GIVE_UP_GRACE
+        self._engine.call("connect", lambda engine: engine.connect(invitation), patience, "weights.rendezvous_timeout")
+
+    def receive(self, update: WeightUpdate) -> None:
+        """Take one version between two steps; see `Engine.receive`. A watchdog ends a transfer that hangs."""
+        self._check()
+        patience = update.timeout + _GIVE_UP_GRACE
+        self._engine.call("receive", lambda engine: self._receive(engine, update), patience, "weights.transfer_timeout")
+
+    def disconnect(self) -> None:
+        """Leave the broadcast group, also while a transfer hangs in the engine's thread."""
+        if self._engine.engine is not None:
+            self._engine.engine.disconnect()
+
+    def adopt_version(self, version: int) -> None:
+        """Serve the weights of `model.path` as `version`; see `Engine.adopt_version`."""
+        self._check()
+        self._call("adopt_version", lambda engine: engine.adopt_version(version))
+
+    def fingerprints(self) -> dict[str, str]:
+        """See `Engine.fingerprints`."""
+        self._check()
+        return self._call("fingerprints", lambda engine: engine.fingerprints())
+
+    def _receive(self, engine: Engine, update: WeightUpdate) -> None:
+        watchdog = threading.Timer(update.timeout + _WATCHDOG_GRACE, engine.disconnect)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            engine.receive(update)
+        finally:
+            watchdog.cancel()
