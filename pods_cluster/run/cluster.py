@@ -16,6 +16,7 @@ import ray
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.config import Config
 from pods_cluster.config.labels import describe_labels, has_labels
+from pods_cluster.run.gcs_keeper import start_keeper, table_settings
 from pods_cluster.run.leftovers import end_leftovers, forget_session, note_session
 from pods_cluster.run.ray_access import check_reachable, loopback_cluster, reaching, token_hint, without_onlookers
 from pods_cluster.sizing.moves import Sizes
@@ -167,8 +168,11 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
         if ended := end_leftovers():
             log.warning("%d process(es) that a killed run had left of its Ray cluster were ended", ended)
         with loopback_cluster(), without_onlookers() if quiet else contextlib.nullcontext():
-            ray.init(address="local", num_cpus=slots, include_dashboard=False, **options)
+            ray.init(
+                address="local", num_cpus=slots, include_dashboard=False, _system_config=table_settings(), **options
+            )
         _note_own_session()
+        start_keeper()
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"
         hint = "check free memory and disk, or set cluster.address"

@@ -133,8 +133,27 @@ def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(cold: None, made: M
     assert not result["shared_memory_left"]
 
 
-@pytest.mark.slow  # Ray waits a minute for its GCS
-def test_a_run_whose_gcs_is_killed_ends_with_a_saved_state(cold: None, made: Made, tmp_path: Path) -> None:
+@pytest.mark.slow  # a run of its own command
+def test_a_run_goes_on_when_its_gcs_is_killed_and_starts_actors_again(cold: None, made: Made, tmp_path: Path) -> None:
+    settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
+    run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=40"])
+    try:
+        assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
+        for fault in (Fault("gcs"), Fault("selector"), Fault("gcs", "stop")):
+            print(cost := run.do(fault, 120))
+            assert cost is not None
+            assert cost["seconds"] is not None, run.log.read_text()[-3000:]
+        assert run.end(300) == 0, run.log.read_text()[-3000:]
+    finally:
+        run.kill()
+
+
+@pytest.mark.slow  # a run of its own command
+def test_a_run_whose_gcs_is_lost_for_good_ends_with_a_saved_state(
+    cold: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_storage", "memory")  # there is nothing to start it again from
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "8")  # in place of a minute
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
     run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=100000"])
     assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
