@@ -134,15 +134,18 @@ def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(cold: None, made: M
 
 
 @pytest.mark.slow  # a run of its own command
-def test_a_run_goes_on_when_its_gcs_is_killed_and_starts_actors_again(cold: None, made: Made, tmp_path: Path) -> None:
+def test_a_run_goes_on_when_its_gcs_is_killed_and_starts_actors_again(
+    cold: None, made: Made, tmp_path: Path, record_property: Measured
+) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
     run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=40"])
     try:
         assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
         for fault in (Fault("gcs"), Fault("selector"), Fault("gcs", "stop")):
-            print(cost := run.do(fault, 120))
+            cost = run.do(fault, 120)
             assert cost is not None
             assert cost["seconds"] is not None, run.log.read_text()[-3000:]
+            record_property("measured", f"{fault}: the second step after it came after {cost['seconds']:.1f} s")
         assert run.end(300) == 0, run.log.read_text()[-3000:]
     finally:
         run.kill()
