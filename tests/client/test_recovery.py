@@ -156,7 +156,6 @@ def test_a_run_whose_gcs_is_lost_for_good_ends_with_a_saved_state(
     cold: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_gcs_storage", "memory")  # there is nothing to start it again from
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "8")  # in place of a minute
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
     run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=100000"])
     assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
