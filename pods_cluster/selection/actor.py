@@ -221,13 +221,14 @@ def _rest_the_collector() -> None:
 def start_selector(run: str, config: Config, index: int = 0) -> Any:
     """Start a selector of a run as the Ray actor `<run>/selector/<index>` and return its handle.
 
-    It asks for no CPU, and runs on the caller's node where it can: the controller's, which is not one that comes and goes.
+    It asks for no CPU, and runs on the caller's node: the controller's, which is not one that comes and goes. A soft affinity
+    would not do: Ray then places an actor without resources on any node.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     actor = ray.remote(SelectorActor)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     placed = actor.options(
         name=actor_name(run, "selector", index), namespace=NAMESPACE, num_cpus=0, scheduling_strategy=here
     )
