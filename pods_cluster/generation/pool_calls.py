@@ -72,6 +72,19 @@ class PoolCalls(PoolMembers):
         await asyncio.gather(*(self._fetch_printed(name, member) for name, member in news))
         return stats
 
+    async def stopped(self) -> dict[str, str]:
+        """What to tell of each worker, also of one that only starts to serve, that is silent because its process is stopped."""
+
+        async def look(name: str, member: Member) -> None:
+            if await answer_or_none(member.handle.stats.remote(), SILENT_SECONDS) is None and await stays_stopped(
+                member.info.pid, member.info.node
+            ):
+                found[name] = f"did not answer for {SILENT_SECONDS:g} s: its process is stopped"
+
+        found: dict[str, str] = {}
+        await asyncio.gather(*(look(name, member) for name, member in list(self._members.items())))
+        return found
+
     async def ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
         """Answers by worker. What a method raises is raised, the cause itself.
 

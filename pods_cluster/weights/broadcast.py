@@ -85,6 +85,7 @@ class Broadcaster:
         self._planner = RelayPlanner(config, self.transport, ranks_per_worker)
         self._specs: tuple[TensorSpec, ...] = ()
         self._group: BroadcastGroup | None = None
+        self._told: dict[str, str] = {}  # workers that are lost, told while they were waited for
         self._lock = asyncio.Lock()
 
     async def publish(self, version: int, workers: Mapping[str, Any]) -> PublishReport:
@@ -103,6 +104,15 @@ class Broadcaster:
         async with self._lock:
             return await self._deliver(version, {name: worker})
 
+    def lose(self, name: str, reason: str) -> None:
+        """Wait no more for a worker in the exchange that is under way, as it is known to be gone or stopped.
+
+        It is in the report's `failed` with this reason, and the others get the version without it.
+        """
+        self._told[name] = reason
+        if self._group is not None:
+            self._group.lose(name, reason)
+
     async def close(self) -> None:
         """Close the group on all members, within `grace` seconds."""
         async with self._lock:
@@ -118,6 +128,7 @@ class Broadcaster:
         began = time.monotonic()
         failed: dict[str, str] = {}
         rebuilt, attempt = False, 0
+        self._told.clear()
         update = await self._plan_update(version)
         try:
             while workers:
@@ -138,9 +149,9 @@ class Broadcaster:
                 gone, learner = await self._close_group()
                 if outcome.learner or learner:
                     raise LearnerFailed(f"version {version}: {'; '.join(outcome.learner) or learner}")
-                blamed = gone
+                blamed = gone | outcome.lost
                 if attempt > 1:
-                    blamed = gone | (outcome.at_fault or outcome.first)
+                    blamed |= outcome.at_fault or outcome.first
                 if attempt == _ATTEMPTS or (attempt > 1 and not blamed):
                     blamed = dict.fromkeys(workers, "the group failed again")
                     blamed |= outcome.affected | outcome.at_fault | gone
@@ -167,6 +178,8 @@ class Broadcaster:
         token = uuid.uuid4().hex[:12]
         plan = await self._planner.plan(workers, self._ranks[0], token)
         self._group = BroadcastGroup(f"{self._run}/weights/{token}", self._ranks, workers, plan, self._settings)
+        for name, reason in self._told.items():
+            self._group.lose(name, reason)
         return await self._group.meet()
 
     async def _close_group(self) -> tuple[dict[str, str], str]:

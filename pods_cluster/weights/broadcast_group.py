@@ -55,12 +55,13 @@ class PhaseOutcome:
     """Outcome of one phase: reasons of failure by worker, and failures of learner ranks.
 
     A worker is at fault if its failure is its own (`at_fault`), or only `affected` by that of another member. `first`
-    are the affected ones that had failed when the phase was stopped.
+    are the affected ones that had failed when the phase was stopped, `lost` those at fault that others told of.
     """
 
     at_fault: dict[str, str] = field(default_factory=dict)
     affected: dict[str, str] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
     learner: list[str] = field(default_factory=list)
 
     @property
@@ -80,6 +81,8 @@ class BroadcastGroup:
         self._workers = dict(workers)
         self._plan = plan
         self._settings = settings
+        self._lost: dict[str, str] = {}
+        self._told: asyncio.Event | None = None  # of the phase that is under way
         self._closing: dict[str, Any] | None = None
         self._closing_deadline = Deadline(settings.grace)
 
@@ -88,6 +91,13 @@ class BroadcastGroup:
         return {name: actor_identity(handle) for name, handle in self._workers.items()} == {
             name: actor_identity(handle) for name, handle in workers.items()
         }
+
+    def lose(self, name: str, reason: str) -> None:
+        """Wait for this worker no more: it is known to be gone or stopped. The phase ends, and it is the one at fault."""
+        if name in self._workers:
+            self._lost[name] = reason
+            if self._told is not None:
+                self._told.set()
 
     async def meet(self) -> PhaseOutcome:
         """Rendezvous of all members. Raises LearnerFailed if rank 0 cannot listen."""
@@ -145,9 +155,7 @@ class BroadcastGroup:
         receiving = {start_call(ref): name for name, ref in receivers.items()}
         sending = [start_call(ref) for ref in senders]
         deadline = Deadline(timeout + grace)
-        _, waiting = await asyncio.wait(
-            {*receiving, *sending}, timeout=deadline.left(), return_when=asyncio.FIRST_EXCEPTION
-        )
+        waiting = await self._until_failure({*receiving, *sending}, deadline)
         early = [name for call, name in receiving.items() if original_error(call) is not None]
         if waiting or early or any(original_error(call) for call in sending):
             self.release()
@@ -168,7 +176,10 @@ class BroadcastGroup:
             first = self._plan.roles[name].rank
             ranks = range(first, first + self._settings.ranks_per_worker)
             innocent = isinstance(error, WeightTransferError) and not isinstance(error, WeightLoadError)
-            if not call.done() or (error is not None and not innocent) or absent.intersection(ranks):
+            if name in self._lost:
+                call.cancel()
+                outcome.at_fault[name] = outcome.lost[name] = self._lost[name]
+            elif not call.done() or (error is not None and not innocent) or absent.intersection(ranks):
                 outcome.at_fault[name] = failure_reason(call, timeout) or "came too late"
             elif error is not None:
                 outcome.affected[name] = failure_reason(call, timeout)
@@ -178,6 +189,25 @@ class BroadcastGroup:
             error = next(filter(None, map(original_error, sending)))
             outcome.affected = dict.fromkeys(self._workers, first_line(error))
         return outcome
+
+    async def _until_failure(self, calls: set[asyncio.Future[Any]], deadline: Deadline) -> set[asyncio.Future[Any]]:
+        """Wait until all calls are done, one fails, a member is told to be lost, or the deadline; those not done."""
+        self._told = asyncio.Event()
+        if self._lost:
+            self._told.set()
+        told = asyncio.ensure_future(self._told.wait())
+        waiting = calls
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(
+                    {*waiting, told}, timeout=deadline.left(), return_when=asyncio.FIRST_COMPLETED
+                )
+                waiting = waiting - done
+                if not done or told in done or any(original_error(call) is not None for call in done):
+                    break
+        finally:
+            told.cancel()
+        return waiting
 
     @staticmethod
     def _judge_senders(sending: Sequence[asyncio.Future[Any]], outcome: PhaseOutcome) -> set[int]:
