@@ -45,15 +45,17 @@ def gradient_lines(result: Mapping[str, Any] | None) -> Iterator[str]:
         "The same batches for every arm, at fixed weights: how much of its gradient is signal. Signal-to-noise is "
         "|G|² / E|g − G|², with g the gradient of a batch and G its expectation; the cosine is between "
         "the expectations of the arm "
-        "and of all n rollouts (grpo-ga); progress is what a step of the same length gains in that direction. 95 % bootstrap "
-        "intervals over batches."
+        "and of all n rollouts (grpo-ga); progress is what a step of the same length gains in that direction."
     )
     yield ""
     if result is None:
         yield "**Not run yet.** `python -m benchmarks.gradient_noise`"
         yield ""
         return
-    yield f"`python -m benchmarks.gradient_noise`, {result['batches']} batches of {result['prompts']} prompts."
+    yield (
+        f"`python -m benchmarks.gradient_noise`, {result['batches']} batches of {result['prompts']} prompts; intervals are 95 % "
+        "bootstrap ones over batches."
+    )
     yield ""
     for model in result["models"]:
         yield f"{model['about']}:"

@@ -146,6 +146,7 @@ NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {
     ),
     "staleness above 0": ("completions/stale_mean_length", "timing_s/wait"),
     "rewards that fail": ("scoring/failures/<kind>/<reward>", "scoring/restarts"),
+    "environment": ("turns/mean", "turns/limited", "tokens/environment"),
     "learner.kl": ("kl",),
     "learner.correction": ("sampling/effective_sample_size", "sampling/capped_ratio", "sampling/masked_ratio"),
     "run.eval.samples": ("eval/pass_at_k",),
