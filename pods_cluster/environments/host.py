@@ -7,9 +7,7 @@ import contextlib
 import itertools
 import json
 import os
-import pickle
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 
 from pods_cluster.config import ConfigError, EnvironmentConfig
 from pods_cluster.scoring import scorer_keeper
+from pods_cluster.scoring.channel import packed, receive_from
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_output import ScorerOutput
 
@@ -29,7 +28,6 @@ _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[6]); "
     "from pods_cluster.environments.host_main import main; main(*map(int, sys.argv[1:6]))"
 )
-_HEADER = struct.Struct("!Q")
 _BEGINNING = 8
 """Processes that are started at the same time; the host forks them one after the other."""
 _END_SECONDS = 2.0
@@ -100,7 +98,7 @@ class EnvironmentHost:
                 await self._command(f"begin {number}", theirs.fileno())
                 theirs.close()  # so that an end of the process is seen here
                 reader, writer = await asyncio.open_connection(sock=ours)
-                await asyncio.wait_for(_receive(reader), self._load_timeout)
+                await asyncio.wait_for(receive_from(reader), self._load_timeout)
         except BaseException as error:
             ours.close()
             self.end(number)
@@ -192,8 +190,8 @@ class EnvironmentHost:
         self._output.follow(printed)
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            writer.write(_packed(self.config))
-            what, problem = await asyncio.wait_for(_receive(reader), self._load_timeout)
+            writer.write(packed(self.config))
+            what, problem = await asyncio.wait_for(receive_from(reader), self._load_timeout)
         except (TimeoutError, EOFError, ConnectionError) as error:
             self._process.terminate()
             late = isinstance(error, TimeoutError)
@@ -217,7 +215,7 @@ class EnvironmentHost:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
-                _, (number, code, held) = await _receive(reader)
+                _, (number, code, held) = await receive_from(reader)
                 if (end := self._ends.get(number)) is not None and not end.done():
                     end.set_result((code, held))
         writer.close()
@@ -235,8 +233,8 @@ class RunningEnvironment:
         """The result of a method. Raises EnvironmentFailed; the process is dead then unless the method itself raised."""
         seconds = self._host.config.timeout
         try:
-            self._writer.write(_packed((method, argument)))
-            what, *result = await asyncio.wait_for(_receive(self._reader), seconds)
+            self._writer.write(packed((method, argument)))
+            what, *result = await asyncio.wait_for(receive_from(self._reader), seconds)
         except TimeoutError:
             self.kill()
             text = f"{method}() gave no answer within {seconds:g} s (environment.timeout); its process was killed"
@@ -258,14 +256,3 @@ class RunningEnvironment:
         self._writer.close()
         self._host.end(self._number)
         self._host.loop.call_later(_END_SECONDS + 1.0, self._host.forget, self._number)
-
-
-def _packed(message: Any) -> bytes:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _HEADER.pack(len(data)) + data
-
-
-async def _receive(reader: asyncio.StreamReader) -> Any:
-    """One message of a `Channel`. Raises EOFError where the other end is closed."""
-    (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    return pickle.loads(await reader.readexactly(size))

@@ -1,4 +1,4 @@
-"""Pickled messages between a scorer process and the thread that owns it."""
+"""Pickled messages between a process with code of users and its owner: over a socket, or over the streams of asyncio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pickle
 import socket
 import struct
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio  # not in scorer processes, which have no use for it
 
 _HEADER = struct.Struct("!Q")
 _JOINED_BYTES = 1 << 16
@@ -77,3 +80,15 @@ class Channel:
             if not data:
                 raise EOFError("the other end is gone")
             self._buffer += data
+
+
+def packed(message: Any) -> bytes:
+    """A message as a `Channel` at the other end reads it."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(data)) + data
+
+
+async def receive_from(reader: asyncio.StreamReader) -> Any:
+    """One message of a `Channel` at the other end. Raises EOFError when that is closed."""
+    (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    return pickle.loads(await reader.readexactly(size))
