@@ -46,13 +46,14 @@ class GroupShard:
         head = (tuple(self.group), self.worker, self.size, self.prompt_tokens, self.lost, self.environment_tokens)
         if any(len(values) != n for values in (*columns, *self.parts.values())):
             # The shard contradicts itself; the selector reports it, so that it must arrive as it is.
-            return _shard_of_columns, (*head, *columns, self.parts)
+            named = dict(zip((name for name, _ in _SHARD_COLUMNS), columns, strict=True))
+            return _shard, (head, named, self.parts)
         # widest first, so that every column is aligned
         buffers = [np.asarray(values, dtype=np.float64).tobytes() for values in self.parts.values()]
         buffers += [
             np.asarray(values, dtype=kind).tobytes() for values, (_, kind) in zip(columns, _SHARD_COLUMNS, strict=True)
         ]
-        return _shard_of_buffer, (*head, n, tuple(self.parts), b"".join(buffers))
+        return _shard_of_buffer, (head, n, tuple(self.parts), b"".join(buffers))
 
 
 _SHARD_COLUMNS: tuple[tuple[str, type[np.generic]], ...] = (
@@ -67,33 +68,14 @@ _SHARD_COLUMNS: tuple[tuple[str, type[np.generic]], ...] = (
 _SHARD_DTYPES = tuple((name, np.dtype(kind)) for name, kind in _SHARD_COLUMNS)
 
 
-def _shard_of_columns(
-    group: tuple[int, ...],
-    worker: str,
-    size: int,
-    prompt_tokens: int,
-    lost: int,
-    environment: Int32[np.ndarray, " rollouts"] | None,
-    *columns: Any,
-) -> GroupShard:
-    *arrays, parts = columns
-    named = dict(zip((name for name, _ in _SHARD_COLUMNS), arrays, strict=True))
+def _shard(head: tuple[Any, ...], columns: dict[str, Any], parts: dict[str, Any]) -> GroupShard:
+    group, worker, size, prompt_tokens, lost, environment = head
     return GroupShard(
-        GroupId(*group), worker, size, prompt_tokens, **named, parts=parts, lost=lost, environment_tokens=environment
+        GroupId(*group), worker, size, prompt_tokens, **columns, parts=parts, lost=lost, environment_tokens=environment
     )
 
 
-def _shard_of_buffer(
-    group: tuple[int, ...],
-    worker: str,
-    size: int,
-    prompt_tokens: int,
-    lost: int,
-    environment: Int32[np.ndarray, " rollouts"] | None,
-    n: int,
-    names: tuple[str, ...],
-    data: bytes,
-) -> GroupShard:
+def _shard_of_buffer(head: tuple[Any, ...], n: int, names: tuple[str, ...], data: bytes) -> GroupShard:
     """Unpack a shard; its arrays are read-only views of the message."""
     offset = 0
     parts: dict[str, Any] = {}
@@ -104,6 +86,4 @@ def _shard_of_buffer(
     for name, kind in _SHARD_DTYPES:
         columns[name] = np.frombuffer(data, kind, n, offset)
         offset += kind.itemsize * n
-    return GroupShard(
-        GroupId(*group), worker, size, prompt_tokens, **columns, parts=parts, lost=lost, environment_tokens=environment
-    )
+    return _shard(head, columns, parts)

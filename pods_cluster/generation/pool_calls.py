@@ -14,6 +14,8 @@ from pods_cluster.generation.messages import WorkerFailed, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
 from pods_cluster.stopped_process import SILENT_SECONDS, stays_stopped
 
+STOPPED = f"did not answer for {SILENT_SECONDS:g} s: its process is stopped"
+
 
 class PoolCalls(PoolMembers):
     """Members that can be asked. A worker that is gone, failed or hangs is marked: its `failure` says why."""
@@ -49,7 +51,7 @@ class PoolCalls(PoolMembers):
                 if not (await asyncio.wait({answer}, timeout=SILENT_SECONDS))[0] and await stays_stopped(
                     member.info.pid, member.info.node
                 ):
-                    member.failure = f"did not answer for {SILENT_SECONDS:g} s: its process is stopped"
+                    member.failure = STOPPED
                     return None
                 return await asyncio.wait_for(answer, max(ANSWER_SECONDS - SILENT_SECONDS, 0.1))
             except RayActorError as error:
@@ -73,13 +75,13 @@ class PoolCalls(PoolMembers):
         return stats
 
     async def stopped(self) -> dict[str, str]:
-        """What to tell of each worker, also of one that only starts to serve, that is silent because its process is stopped."""
+        """Workers that are silent because their process is stopped, with what to tell of each; they are not marked."""
 
         async def look(name: str, member: Member) -> None:
             if await answer_or_none(member.handle.stats.remote(), SILENT_SECONDS) is None and await stays_stopped(
                 member.info.pid, member.info.node
             ):
-                found[name] = f"did not answer for {SILENT_SECONDS:g} s: its process is stopped"
+                found[name] = STOPPED
 
         found: dict[str, str] = {}
         await asyncio.gather(*(look(name, member) for name, member in list(self._members.items())))
