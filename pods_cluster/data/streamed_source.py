@@ -30,12 +30,13 @@ def stream_source(
     else:
         files = _files_of(path, str(place.resolve()) if place.is_dir() else path, name, wanted, field)
         origin = (str(place.resolve()) if place.is_dir() else path, name or "", wanted.name)
-    rows = StreamedRows(open_files(files), block)
-    span = wanted.span(rows.whole)
+    opened = open_files(files)
+    whole = sum(file.rows for file in opened)
+    span = wanted.span(whole)
     span = span if limit is None else span[:limit]
     if not len(span):
         raise DataError(f"{field}.path: {path!r} holds no rows to use; give a dataset with rows, or other bounds")
-    return Source(StreamedRows(rows.files, block, span), origin, span, rows.whole)
+    return Source(StreamedRows(opened, block, span), origin, span, whole)
 
 
 def _files_of(path: str, place: str, name: str | None, wanted: Split, field: str) -> list[str]:
