@@ -47,10 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.set_threshold(100_000, 20, 20)
     elif not hasattr(config, "workerinput"):  # the processes of `-n` share it
         warm_workers.start(at_once=bool(config.getoption("numprocesses", None)))
+    warm_workers.keep_settings()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What the collection has made stays as long as the process does: the collector need not look at it again."""
+    warm_workers.restore_settings()
     gc.collect()
     gc.freeze()
 
@@ -90,6 +92,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _module(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings_as_begun() -> None:
+    """What a module starts has not the settings that another one's libraries have made for this process."""
+    warm_workers.restore_settings()
 
 
 @pytest.fixture

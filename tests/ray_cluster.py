@@ -10,6 +10,7 @@ import ray
 
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.run.ray_access import without_onlookers
+from tests import warm_workers
 
 CPUS = 8
 """Slots, not cores: the actors of a test take turns."""
@@ -32,6 +33,7 @@ class RayCluster:
         self.close()
         os.environ["RAY_AUTH_MODE"] = "disabled"
         os.environ.pop("RAY_ADDRESS", None)
+        warm_workers.restore_settings()
         for attempt in range(ATTEMPTS):
             try:
                 with contextlib.nullcontext() if resources else without_onlookers():

@@ -57,3 +57,11 @@ def test_one_whose_libraries_are_to_be_set_otherwise_starts_cold(warm: None) -> 
 def test_what_the_imports_read_is_compared() -> None:
     environment = {"HF_HOME": "/x", "OMP_NUM_THREADS": "1", "RAY_JOB_ID": "3", "TORCHINDUCTOR_CACHE_DIR": "/y"}
     assert warm_workers.settings(environment) == {"HF_HOME": "/x", "OMP_NUM_THREADS": "1"}
+
+
+def test_what_libraries_set_in_this_process_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = warm_workers.settings(dict(os.environ))
+    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "set by a library")
+    warm_workers.restore_settings()
+    assert warm_workers.settings(dict(os.environ)) == before

@@ -91,6 +91,26 @@ def settings(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS)}
 
 
+_begun_with: dict[str, str] | None = None
+
+
+def keep_settings() -> None:
+    """Note these settings as they are before any library is imported; `restore_settings` goes back to them."""
+    global _begun_with
+    _begun_with = settings(dict(os.environ))
+
+
+def restore_settings() -> None:
+    """Take back what libraries have set of these in this process: OpenCV, which vLLM imports, sets LD_LIBRARY_PATH, and vLLM
+    LD_PRELOAD and OpenMP's settings. They act on processes that start later, which would all start cold.
+    """
+    if _begun_with is None:
+        return
+    for name in settings(dict(os.environ)).keys() - _begun_with.keys():
+        del os.environ[name]
+    os.environ.update(_begun_with)
+
+
 def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
     """Fork a process for each worker that asks. Returns in the fork, with the worker's command."""
     own = settings(dict(os.environ))
