@@ -93,7 +93,7 @@ class Engine:
 
     def __init__(self, plan: dict[str, Any], arm: Arm) -> None:
         from pods_cluster.config import Config
-        from pods_cluster.generation.engines.vllm.engine import make_vllm_engine
+        from pods_cluster.generation.engines.vllm.start import make_vllm_engine
 
         options = engine_options(plan, arm)
         if arm.rescore:

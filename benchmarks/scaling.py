@@ -33,7 +33,7 @@ from pods_cluster.config import Config, load_config
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.task import make_splits, write_jsonl
 from pods_cluster.quickstart.tiny_model import ModelSize, build_model
-from pods_cluster.run.controller import start_controller
+from pods_cluster.run.run_actors import start_controller
 from pods_cluster.run.status import LiveStatus
 from pods_cluster.telemetry.run_folder import RunFolder
 

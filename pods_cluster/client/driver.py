@@ -22,9 +22,9 @@ from pods_cluster.client.lost_controller import END_SECONDS, ControllerLost, end
 from pods_cluster.client.paths import absolute
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.run.cluster import ClusterError, connect
-from pods_cluster.run.controller import end_actors, start_controller
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.restarts import Restarts
+from pods_cluster.run.run_actors import end_actors, start_controller
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.progress import Progress
 from pods_cluster.telemetry.summary import Summary

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from pods_cluster.config import Config
-from pods_cluster.run.controller import end_actors
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.live_file import remove_live_file
+from pods_cluster.run.run_actors import end_actors
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 

@@ -1,11 +1,10 @@
-"""The recorder of a run: checks and completes its metrics and events, and passes them to the sinks on a thread."""
+"""The recorder of a run: checks and completes its metrics and events, and passes them on to the sinks."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from pods_cluster.telemetry.health import Health
 from pods_cluster.telemetry.metric_registry import MetricValueError, Registry
 from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.sink_queue import SinkQueue
 from pods_cluster.telemetry.sinks import JsonlSink, Sink
 from pods_cluster.telemetry.step_record import (
     RESERVED,
@@ -32,11 +32,8 @@ from pods_cluster.telemetry.tracker_sinks import trackers
 
 logger = logging.getLogger(__name__)
 Level = Literal["info", "warning", "error"]
-GIVE_UP_AFTER = 20
-"""Failures in a row after which a sink is left alone."""
 KEPT_ITEMS = 4096
 """Items kept in memory for `poll`."""
-QUEUED_ITEMS = 10_000  # that may wait for slow sinks; more are given up and counted
 
 
 class Recorder:
@@ -59,8 +56,6 @@ class Recorder:
     ) -> None:
         self.totals = totals or Totals()
         self.run_health = Health()
-        self.dropped = 0
-        self._sinks: list[Sink] = list(sinks)
         self._strict = os.environ.get("PODS_STRICT_METRICS") == "1" if strict is None else strict
         self._metrics = metrics
         self._clock = clock
@@ -70,14 +65,9 @@ class Recorder:
         self._count = 0
         self._step: int | None = None
         self._lock = threading.Lock()
-        self._failures: dict[str, int] = {}
-        self._in_a_row: dict[str, int] = {}
         self._held = contextlib.ExitStack()
         self._folder: RunFolder | None = None
-        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=QUEUED_ITEMS)
-        self._closed = False
-        self._thread = threading.Thread(target=self._drain, name="telemetry", daemon=True)
-        self._thread.start()
+        self._sinks = SinkQueue(sinks, lambda key, text: self._tell_once(key, "telemetry", text))
 
     @classmethod
     def for_run(
@@ -111,7 +101,7 @@ class Recorder:
             if resumed_from is not None:
                 jsonl.take_back(resume_marker(resumed_from, recorder._clock()))
             # the queue is still empty, so the thread has not read the list
-            recorder._sinks = [jsonl, *sinks]
+            recorder._sinks.sinks = [jsonl, *sinks]
             recorder._held = held.pop_all()
             recorder._folder = folder
         if resumed_from is not None:
@@ -121,6 +111,11 @@ class Recorder:
             if note := getattr(sink, "note", ""):
                 recorder.event(sink.name, note, level=getattr(sink, "level", "info"))
         return recorder
+
+    @property
+    def dropped(self) -> int:
+        """Items given up because the sinks were too far behind."""
+        return self._sinks.dropped
 
     @property
     def elapsed(self) -> float:
@@ -146,7 +141,7 @@ class Recorder:
         record = step_record(step, completed, time=self._clock(), elapsed=self.elapsed)
         record |= self.run_health.tell(record, self)
         self._keep("step", record)
-        self._put("write_step", record)
+        self._sinks.put("write_step", record)
         return record
 
     def event(self, kind: str, text: str, *, level: Level = "info", step: int | None = None, **fields: Any) -> Record:
@@ -161,12 +156,12 @@ class Recorder:
         }
         event.update({name: value for name, value in fields.items() if name not in event})
         self._keep("event", event)
-        self._put("write_event", event)
+        self._sinks.put("write_event", event)
         return event
 
     def take_back(self, step: int) -> None:
         """Take back what was recorded of steps above `step`: the run goes on from there. It waits for the sinks."""
-        self._put("take_back", resume_marker(step, self._clock()))
+        self._sinks.put("take_back", resume_marker(step, self._clock()))
         self.flush()
         standing = self._folder.read_metrics() if self._folder is not None else []
         self.totals, self.run_health, self._step = Totals(standing), Health(), step
@@ -179,11 +174,11 @@ class Recorder:
     def samples(self, step: int, groups: Sequence[SampleGroup]) -> None:
         """Keep whole groups of rollouts for people to read."""
         now, elapsed = self._clock(), self.elapsed
-        self._put("write_samples", [sample_record(step, group, time=now, elapsed=elapsed) for group in groups])
+        self._sinks.put("write_samples", [sample_record(step, group, time=now, elapsed=elapsed) for group in groups])
 
     def evaluation(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep what each held-out row of an evaluation came to (see `RunFolder.read_evals`)."""
-        self._put("write_evals", [{"step": int(step), **row} for row in rows])
+        self._sinks.put("write_evals", [{"step": int(step), **row} for row in rows])
 
     def poll(self, cursor: int = 0) -> Feed:
         """Steps and events since `cursor` (0: all that are still in memory)."""
@@ -195,25 +190,11 @@ class Recorder:
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until everything told before is with the sinks; false at the timeout."""
-        if self._closed:
-            return True
-        done = threading.Event()
-        try:
-            self._queue.put(("flush", done), timeout=timeout)
-        except queue.Full:
-            return False
-        return done.wait(timeout)
+        return self._sinks.flush(timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """Hand over what waits, close the sinks and free the folder; one that hangs is left behind at the timeout."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(queue.Full):
-            self._queue.put(("close", None), timeout=timeout)
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            logger.warning("telemetry: a sink has not ended within %g s; its last lines may be missing", timeout)
+        self._sinks.close(timeout)
         self._held.close()
 
     def __enter__(self) -> Recorder:
@@ -238,10 +219,10 @@ class Recorder:
 
     def _health(self) -> dict[str, int]:
         """Telemetry's own troubles, where it has any."""
-        files = [sink for sink in self._sinks if isinstance(sink, JsonlSink)]
-        failed = sum(self._failures.values()) + sum(sink.failed_writes for sink in files)
-        dropped = self.dropped + sum(sink.dropped_lines for sink in files)
-        found = {"telemetry/failed_writes": failed, "telemetry/dropped_lines": dropped}
+        found = {
+            "telemetry/failed_writes": self._sinks.failed_writes,
+            "telemetry/dropped_lines": self._sinks.dropped_lines,
+        }
         return {name: count for name, count in found.items() if count}
 
     def _tell_once(self, key: str, kind: str, text: str) -> None:
@@ -258,44 +239,3 @@ class Recorder:
         with self._lock:
             self._recent.append((what, record))
             self._count += 1
-
-    def _put(self, what: str, payload: Any) -> None:
-        if self._closed:
-            return
-        try:
-            self._queue.put_nowait((what, payload))
-        except queue.Full:
-            self.dropped += 1
-            self._tell_once("queue", "telemetry", f"the sinks are {QUEUED_ITEMS} items behind; new ones are given up")
-
-    def _drain(self) -> None:
-        """Pass one item after another to every sink, on the recorder's thread."""
-        while True:
-            try:
-                what, payload = self._queue.get(timeout=2.0)
-            except queue.Empty:
-                what, payload = "retry", threading.Event()
-            call, args = ("retry", ()) if what == "flush" else (what, () if what in ("retry", "close") else (payload,))
-            for sink in list(self._sinks):
-                self._guard(sink, call, *args)
-            if call == "retry":
-                payload.set()
-            elif call == "close":
-                return
-
-    def _guard(self, sink: Sink, call: str, *args: Any) -> None:
-        try:
-            getattr(sink, call)(*args)
-        except Exception as error:  # whatever a sink does, training goes on
-            self._failures[sink.name] = self._failures.get(sink.name, 0) + 1
-            in_a_row = self._in_a_row[sink.name] = self._in_a_row.get(sink.name, 0) + 1
-            cause = f"{type(error).__name__}: {error}"
-            self._tell_once(
-                f"sink:{sink.name}", "telemetry", f"the {sink.name} sink failed ({cause}); training goes on"
-            )
-            if in_a_row == GIVE_UP_AFTER and sink in self._sinks:
-                self._sinks.remove(sink)
-                text = f"the {sink.name} sink failed {GIVE_UP_AFTER} times in a row and is left alone"
-                self._tell_once(f"gave up:{sink.name}", "telemetry", text)
-        else:
-            self._in_a_row[sink.name] = 0

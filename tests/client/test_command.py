@@ -229,7 +229,7 @@ def test_check_prints_plan_and_prompt_without_ray_or_torch(made: Made, tmp_path:
 def test_the_controller_needs_neither_torch_nor_transformers():
     """The command imports it too: it would start three seconds later."""
     code = (
-        "import sys, pods_cluster.run.controller, pods_cluster.learning.reports\n"
+        "import sys, pods_cluster.run.run_actors, pods_cluster.learning.reports\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -15,7 +15,7 @@ from pods_cluster.config import load_config
 from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
 from pods_cluster.run import checkpoints
-from pods_cluster.run.controller import start_controller
+from pods_cluster.run.run_actors import start_controller
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.dashboard.conftest import SECRET, Served
 from tests.dashboard.test_page import CHROMIUM, browser, page, until  # noqa: F401 (fixtures)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pods_cluster.run import step_assembly
-from pods_cluster.telemetry import recorder as recorders
+from pods_cluster.telemetry import sink_queue
 from pods_cluster.telemetry.recorder import Recorder
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
@@ -54,7 +54,7 @@ def test_lines_come_back_when_the_disk_has_room_again(tmp_path: Path) -> None:
     asyncio.run(loop.run.main())
     for path in (loop.folder.metrics, loop.folder.events):
         path.unlink()
-    for writer in loop.recorder._sinks[0]._writers:  # type: ignore[attr-defined]
+    for writer in loop.recorder._sinks.sinks[0]._writers:  # type: ignore[attr-defined]
         if writer._descriptor is not None:  # the file that was opened lies on the full disk
             writer.close()
     loop.recorder.close()
@@ -84,7 +84,7 @@ class Hangs:
 
 
 def test_a_sink_that_hangs_holds_no_step_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "QUEUED_ITEMS", 8)
+    monkeypatch.setattr(sink_queue, "QUEUED_ITEMS", 8)
     loop = Loop(loop_config("run.steps=30"), tmp_path)
     loop.recorder.close()
     sink = Hangs()

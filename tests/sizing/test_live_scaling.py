@@ -13,8 +13,8 @@ import ray
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import load_config
-from pods_cluster.run.controller import start_controller
 from pods_cluster.run.live_file import LIVE_FILE
+from pods_cluster.run.run_actors import start_controller
 from pods_cluster.run.status import LiveStatus, WorkerState
 from pods_cluster.sizing.moves import ScaleError
 from pods_cluster.telemetry.run_folder import RunFolder

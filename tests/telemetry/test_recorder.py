@@ -13,8 +13,9 @@ from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.jsonl import read_lines
 from pods_cluster.telemetry.metric_registry import MetricValueError, UnknownMetric
 from pods_cluster.telemetry.ratios import Totals
-from pods_cluster.telemetry.recorder import GIVE_UP_AFTER, Recorder
+from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
+from pods_cluster.telemetry.sink_queue import GIVE_UP_AFTER
 from pods_cluster.telemetry.sinks import SinkUnavailable, TensorBoardSink, WandbSink
 from pods_cluster.telemetry.step_record import SampleGroup, drop_superseded, merge_steps
 from pods_cluster.types import Fate, GroupId
@@ -243,7 +244,7 @@ def test_a_failing_sink_is_told_once_and_left_alone_in_the_end() -> None:
 
 
 def test_a_hanging_sink_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pods_cluster.telemetry.recorder.QUEUED_ITEMS", 50)
+    monkeypatch.setattr("pods_cluster.telemetry.sink_queue.QUEUED_ITEMS", 50)
     gate = threading.Event()
     recorder = Recorder([ListSink(gate=gate)], strict=True)
     for step in range(200):

@@ -21,7 +21,7 @@ def make_engine(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
     if kind == "paced":
         return _paced(config, tokenizer)
     try:
-        from pods_cluster.generation.engines.vllm.engine import make_vllm_engine  # type: ignore[import-not-found]
+        from pods_cluster.generation.engines.vllm.start import make_vllm_engine  # type: ignore[import-not-found]
     except ImportError as error:
         raise EngineError(
             f"generator.engine: vllm cannot be imported here ({error}); install the extra `gpu`, or use "

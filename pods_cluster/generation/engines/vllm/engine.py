@@ -9,7 +9,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from pods_cluster.config import Config
 from pods_cluster.generation.engine import (
     EngineError,
     EngineStats,
@@ -19,8 +18,7 @@ from pods_cluster.generation.engine import (
     require_version,
 )
 from pods_cluster.generation.engines.sampling import stream_key
-from pods_cluster.generation.engines.vllm import compat
-from pods_cluster.generation.engines.vllm.arguments import VllmOptions, end_token_ids, engine_arguments, read_options
+from pods_cluster.generation.engines.vllm.arguments import VllmOptions
 from pods_cluster.generation.engines.vllm.core import Core
 from pods_cluster.generation.engines.vllm.prefill_scores import Scoring
 from pods_cluster.generation.engines.vllm.requests import (
@@ -32,7 +30,6 @@ from pods_cluster.generation.engines.vllm.requests import (
     preempted,
     sampled_logprobs,
 )
-from pods_cluster.generation.engines.vllm.start import import_vllm, prepare_environment, start_core
 from pods_cluster.generation.engines.vllm.worker_calls import WorkerWeights
 from pods_cluster.generation.stop_strings import StopStringsByRequest
 from pods_cluster.types import FinishReason, Rollout, RolloutRequest
@@ -43,35 +40,6 @@ log = logging.getLogger(__name__)
 # Share of the rollouts in flight that must lose their place within so many seconds for a warning.
 _STORM = 0.5
 _WARN_SECONDS = 60.0
-
-
-def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> VllmEngine:
-    """The engine of a run's configuration, at version -1. Raises EngineError that says what to change."""
-    generator = config.generator
-    # The options' names are checked against vLLM's, so its import comes first; the mode must be set before that.
-    process = generator.engine_options.get("process") is True or generator.tensor_parallel > 1
-    prepare_environment(process, generator.threads or max(1, int(generator.cpus_per_worker)))
-    import_vllm()
-    from pods_cluster.generation.engines.vllm import weight_transfer, worker_extension
-
-    options, passed = read_options(config)
-    backend = "nccl" if options.transfer == "native" else weight_transfer.BACKEND
-    arguments = engine_arguments(config, options, passed, backend)
-    arguments["worker_extension_cls"] = worker_extension.EXTENSION
-    shared = compat.on_gpu() and generator.cards < 1
-    core = start_core(
-        arguments,
-        process=process,
-        shared_card=shared,
-        start_timeout=generator.start_timeout,
-        fast_decode=options.scheduler == "pods",
-    )
-    if core.runner == "v1" and compat.on_gpu() and options.seeded == "per_request":
-        log.warning(
-            "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
-            "generator.engine_options.seeded: engine (rollouts cannot be made again then)"
-        )
-    return VllmEngine(core, options, end_token_ids(config, tokenizer), generator.max_sequences, tokenizer)
 
 
 class VllmEngine:

@@ -1,9 +1,10 @@
-"""Starting vLLM: its environment, one start at a time on a shared card, and failures that say what to change."""
+"""The start of a vLLM engine: its environment, one start at a time on a shared card, and failures that say what to change."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import tempfile
@@ -12,15 +13,51 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from transformers import PreTrainedTokenizerBase
+
+from pods_cluster.config import Config
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.vllm import compat
+from pods_cluster.generation.engines.vllm.arguments import end_token_ids, engine_arguments, read_options
 from pods_cluster.generation.engines.vllm.core import Core
+from pods_cluster.generation.engines.vllm.engine import VllmEngine
+
+log = logging.getLogger(__name__)
 
 LOCK_SHARE = 0.8
 """Part of `generator.start_timeout` that an engine waits for another one to start: the cause then comes before the general
 error of a worker that has not started."""
 _LOCK_POLL_SECONDS = 0.2
 _MEMORY = "generator.engine_options.gpu_memory_utilization"
+
+
+def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> VllmEngine:
+    """The engine of a run's configuration, at version -1. Raises EngineError that says what to change."""
+    generator = config.generator
+    # The options' names are checked against vLLM's, so its import comes first; the mode must be set before that.
+    process = generator.engine_options.get("process") is True or generator.tensor_parallel > 1
+    prepare_environment(process, generator.threads or max(1, int(generator.cpus_per_worker)))
+    import_vllm()
+    from pods_cluster.generation.engines.vllm import weight_transfer, worker_extension
+
+    options, passed = read_options(config)
+    backend = "nccl" if options.transfer == "native" else weight_transfer.BACKEND
+    arguments = engine_arguments(config, options, passed, backend)
+    arguments["worker_extension_cls"] = worker_extension.EXTENSION
+    shared = compat.on_gpu() and generator.cards < 1
+    core = start_core(
+        arguments,
+        process=process,
+        shared_card=shared,
+        start_timeout=generator.start_timeout,
+        fast_decode=options.scheduler == "pods",
+    )
+    if core.runner == "v1" and compat.on_gpu() and options.seeded == "per_request":
+        log.warning(
+            "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
+            "generator.engine_options.seeded: engine (rollouts cannot be made again then)"
+        )
+    return VllmEngine(core, options, end_token_ids(config, tokenizer), generator.max_sequences, tokenizer)
 
 
 def prepare_environment(process: bool, threads: int) -> None:

@@ -28,7 +28,8 @@ from tests.generation.learner import Learner
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 
 from pods_cluster.generation.engines.vllm.direct_load import DirectLoader  # noqa: E402
-from pods_cluster.generation.engines.vllm.engine import VllmEngine, make_vllm_engine  # noqa: E402
+from pods_cluster.generation.engines.vllm.engine import VllmEngine  # noqa: E402
+from pods_cluster.generation.engines.vllm.start import make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
