@@ -21,6 +21,7 @@ import psutil
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import drop_superseded
+from tests.warm_workers import Server
 
 TITLES = {
     "generator": "ray::GeneratorWorker",
@@ -32,6 +33,7 @@ TITLES = {
     "command": "pods_cluster.client.cli",
 }
 """By what a process of each role is known: its title, or a part of its command line."""
+OTHER = "Ray"
 LOOK_SECONDS = 0.05
 SAMPLE_SECONDS = 5.0
 FIRST_SECONDS = 60.0
@@ -70,9 +72,13 @@ class FaultedRun:
     """One `pods train`, what is done to it, and how its processes grow.
 
     `minutes`: it is ended by SIGTERM then, or once it goes on after the fault under way. Runs `beside` are watched meanwhile.
+    `warm`: its workers are forks of a process that has imported torch, transformers and DeepSpeed (`tests/warm_workers.py`).
     """
 
-    def __init__(self, folder: Path, name: str, overrides: Sequence[str], *, minutes: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, overrides: Sequence[str], *, minutes: float | None = None, warm: bool = False
+    ) -> None:
+        self._warm = Server(at_once=True) if warm else None
         self.folder = RunFolder(folder / name)
         self.log = folder / f"{name}.log"
         self._settings = [*overrides, f"run.dir={folder}", f"run.name={name}", "cluster.address=local"]
@@ -92,7 +98,8 @@ class FaultedRun:
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "pods_cluster.client.cli", "train", "--plain", *options, str(CONFIG)]
         with self.log.open("ab") as log:
-            return subprocess.Popen([*command, *self._settings], stdout=log, stderr=subprocess.STDOUT)
+            environment = None if self._warm is None else self._warm.environment
+            return subprocess.Popen([*command, *self._settings], stdout=log, stderr=subprocess.STDOUT, env=environment)
 
     @property
     def seconds(self) -> float:
@@ -127,20 +134,23 @@ class FaultedRun:
         for victim in victims if fault.all else victims[-1:]:
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(fault.signal)
-        began = time.monotonic()
+        began, resumed = time.monotonic(), False
         goes_on = lambda: fault.role != "command" and self.made > there + 1  # noqa: E731
         on = self._wait(goes_on, limit, to_its_end=True)
         if fault.role == "command" or (
             not on and self.process.returncode
         ):  # it ended, rightly or not: as a user goes on
             self.exit_codes.append(self.process.wait())
+            self._read()
+            before, resumed = self.made, True
             self.process = self._start("--resume")
-            on = self._wait(lambda: self.made > there + 1, limit, to_its_end=True)
+            on = self._wait(lambda: self.made > before + 1, limit, to_its_end=True)
         return {
             "step": step,
             "fault": str(fault),
             "seconds": time.monotonic() - began if on else None,
             "steps_again": self.made - there - (self.standing - step),
+            "resumed": resumed,
         }
 
     def wait_for_step(self, step: int, limit: float) -> bool:
@@ -154,10 +164,13 @@ class FaultedRun:
         return self.exit_codes[-1]
 
     def kill(self) -> None:
-        """Kill the command, if it goes on."""
+        """Kill the command, if it goes on, and start no more."""
         if self.alive:
             self.process.kill()
             self.process.wait()
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
 
     def _wait(self, condition: Callable[[], bool], limit: float, *, to_its_end: bool = False) -> bool:
         """Look until the condition holds (True) or the command has ended (False); `to_its_end`: whatever `minutes` says."""
@@ -195,19 +208,30 @@ class FaultedRun:
     def processes(self, title: str = "") -> list[psutil.Process]:
         """Processes of the run that have this in their title or their command line, the newest last."""
         found = []
+        for process in self._family():
+            with suppress(psutil.Error):
+                self._watch(process)
+                if title in title_of(process):
+                    found.append((process.create_time(), process.pid, process))
+        return [process for *_, process in sorted(found, key=lambda each: each[:2])]
+
+    def _family(self) -> list[psutil.Process]:
+        """The command and all that descends from it, or was forked for it."""
+        found: list[psutil.Process] = []
         with suppress(psutil.Error):
             command = psutil.Process(self.process.pid)
-            for process in [command, *command.children(recursive=True)]:
-                with suppress(psutil.Error):
-                    self._watch(process)
-                    if title in title_of(process):
-                        found.append((process.create_time(), process.pid, process))
-        return [process for *_, process in sorted(found, key=lambda each: each[:2])]
+            found += [command, *command.children(recursive=True)]
+        if self._warm is not None:
+            with suppress(psutil.Error):
+                found += psutil.Process(self._warm.process.pid).children(recursive=True)
+        return found
 
     def _watch(self, process: psutil.Process) -> _Watched:
         there = self.watched.get(process.pid)
         if there is None or there.process != process:
-            there = self.watched[process.pid] = _Watched(_role(process), process, [])
+            there = self.watched[process.pid] = _Watched(OTHER, process, [])
+        if there.role == OTHER:  # Ray's worker gives itself the title of its actor when it gets one
+            there.role = _role(process)
         return there
 
     def sample_when_due(self) -> None:
@@ -249,10 +273,10 @@ class FaultedRun:
         return [title_of(process) for process in left]
 
     def ports_left(self) -> list[int]:
-        """Ports at which the run listened and a process of it, or none that is known, still does."""
+        """Ports at which the run listened and a process of it still does."""
         there = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr]
-        left = {getattr(each.laddr, "port", 0) for each in there if each.pid is None or each.pid in self.watched}
-        return sorted(self.ports & left)
+        ours = {pid for pid, watched in self.watched.items() if lives(watched.process)}
+        return sorted(self.ports & {getattr(each.laddr, "port", 0) for each in there if each.pid in ours})
 
 
 def _grown(slopes: Sequence[tuple[float, float, float]]) -> dict[str, float]:
@@ -275,7 +299,7 @@ def title_of(process: psutil.Process) -> str:
 
 def _role(process: psutil.Process) -> str:
     title = title_of(process)
-    return next((role for role, part in TITLES.items() if part in title), "Ray")
+    return next((role for role, part in TITLES.items() if part in title), OTHER)
 
 
 def lives(process: psutil.Process) -> bool:

@@ -5,7 +5,8 @@
 The faults are done to the processes of a `pods train` of its own, from outside. Written down: what each fault cost until the
 second step after it, how the run ended, how memory and handles of its processes grew, and what was left when it had ended.
 The baselines are the same run without faults, from this seed and the next ones, side by side with it: they say how far
-accuracies lie apart without faults. With `--exact`, which does only what leaves no trace in the weights, run and first baseline
+accuracies lie apart without faults. `--warm` takes the imports of Ray's workers, most of what a recovery on the CPU lasts,
+out of the time. With `--exact`, which does only what leaves no trace in the weights, run and first baseline
 have the same weights at `staleness: 0` on a CPU, bit for bit. Without `--model` the quickstart's is made (a minute or two).
 Writes `benchmarks/results/soak.json` after each fault, so that a soak that is cut off tells what it has seen.
 """
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import re
 import statistics
 import tempfile
 import time
@@ -41,6 +43,8 @@ KILLS = (
     Fault("command"),
     Fault("command", "end"),
 )
+OFTEN = tuple(Fault(role) for role in ("generator", "learner", "selector", "scorer"))
+"""What comes twice in each round, as parts fail more often than whole pools and commands."""
 SLOW = tuple(Fault(role, "stop") for role in ("generator", "learner", "selector", "controller", "scorer", "gcs"))
 """What is noticed by silence, after some seconds; one of these each round."""
 EXACT = ("learner", "selector", "controller", "gcs", "command")
@@ -62,7 +66,7 @@ QUICK = (
 MOMENT_SECONDS = 0.5
 """Longest time from a step's record to the fault, drawn anew each time: it comes while rollouts are made, in the update, while
 weights are sent, while a copy is written."""
-COLUMNS = ("step", "fault", "seconds", "steps_again")
+COLUMNS = ("step", "fault", "seconds", "steps_again", "resumed")
 
 
 def schedule_of(
@@ -85,18 +89,27 @@ class Soak:
     """A run with faults and its baselines, side by side, and the result as far as it is known."""
 
     def __init__(
-        self, folder: Path, settings: Sequence[str], *, steps: int, seed: int, baselines: int, minutes: float | None
+        self,
+        folder: Path,
+        settings: Sequence[str],
+        *,
+        steps: int,
+        seed: int,
+        baselines: int,
+        minutes: float | None,
+        warm: bool,
     ) -> None:
         self._shared = set(os.listdir("/dev/shm"))
         settings = [*settings, f"run.steps={steps}"]
         self.steps, self.seed = steps, seed
-        self.run = FaultedRun(folder, "soak", [*settings, f"run.seed={seed}"], minutes=minutes)
+        self.run = FaultedRun(folder, "soak", [*settings, f"run.seed={seed}"], minutes=minutes, warm=warm)
         self.baselines = [
             FaultedRun(folder, f"baseline-{each}", [*settings, f"run.seed={each}"], minutes=minutes)
             for each in range(seed, seed + baselines)
         ]
         self.run.beside = self.baselines
         self.faults: list[dict[str, Any]] = []
+        self.not_done: list[str] = []
         self.failure: str | None = None
 
     def go(self, schedule: Sequence[tuple[int, Fault]], limit: float, told: Callable[[], None]) -> None:
@@ -106,7 +119,10 @@ class Soak:
                 if not self.run.wait_for_step(step, limit):
                     break
                 time.sleep(random.Random(f"{self.seed} {step}").uniform(0.0, MOMENT_SECONDS))
-                if (cost := self.run.do(fault, limit)) is not None:
+                if (cost := self.run.do(fault, limit)) is None:
+                    self.not_done.append(f"{fault} at step {step}: there is no such process")
+                    print(self.not_done[-1], flush=True)
+                else:
                     self.faults.append(cost)
                     print(json.dumps(cost), flush=True)
                 told()
@@ -135,6 +151,8 @@ class Soak:
             "median_step_s": statistics.median(times) if times else None,
             "restarts": sum(event["kind"] == "restarting" for event in events),
             "faults_done": len(self.faults),
+            "faults_not_done": self.not_done,
+            "ended_wrongly": sum(cost["resumed"] and not cost["fault"].startswith("command") for cost in self.faults),
             "faults_by_kind": _by_kind(self.faults),
             "accuracy": {"soak": _accuracy(run.folder)}
             | {each.folder.path.name: _accuracy(each.folder) for each in self.baselines},
@@ -145,7 +163,10 @@ class Soak:
             everyone = (run, *self.baselines)
             result["processes_left"] = [title for each in everyone for title in each.leftovers()]
             result["ports_left"] = [port for each in everyone for port in each.ports_left()]
-            result["shared_memory_left"] = shared_memory_left(self._shared)
+            ours = {pid for each in everyone for pid in each.watched}
+            result["shared_memory_left"] = [
+                name for name in shared_memory_left(self._shared) if not of_others(name, ours)
+            ]
             if self.baselines and run.folder.model.exists() and self.baselines[0].folder.model.exists():
                 pair = [each.folder.model / "model.safetensors" for each in everyone[:2]]
                 result["same_weights"] = pair[0].read_bytes() == pair[1].read_bytes()
@@ -164,11 +185,12 @@ def soak(
     slow: Sequence[Fault] = (),
     minutes: float | None = None,
     limit: float = 600.0,
+    warm: bool = False,
     told: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run with faults, and so often without; what came out. `told` gets it after each fault too, as far as it is known."""
-    about = {"machine": machine(), "steps": steps, "every": every, "seed": seed, "settings": [*settings]}
-    found = Soak(folder, settings, steps=steps, seed=seed, baselines=baselines, minutes=minutes)
+    about = {"machine": machine(), "steps": steps, "every": every, "seed": seed, "settings": [*settings], "warm": warm}
+    found = Soak(folder, settings, steps=steps, seed=seed, baselines=baselines, minutes=minutes, warm=warm)
     tell = told or (lambda _: None)
     found.go(schedule_of(steps, every, seed, kills, slow), limit, lambda: tell(about | found.result(over=False)))
     result = about | found.result(over=True)
@@ -186,6 +208,15 @@ def shared_memory_left(before: set[str]) -> list[str]:
             used |= {name for name in new if f"/dev/shm/{name}" in maps}
             used |= new & {Path(file.path).name for file in process.open_files() if file.path.startswith("/dev/shm/")}
     return sorted(new - used)
+
+
+def of_others(name: str, ours: set[int]) -> bool:
+    """Whether shared memory has the id of a process in its name, as torch and CUDA write it, that none of `ours` had."""
+    if named := re.match(r"torch_(\d+)_", name):
+        return int(named[1]) not in ours
+    if named := re.match(r"cuda\.shm\.\d+\.([0-9a-f]+)\.", name):
+        return int(named[1], 16) not in ours
+    return False
 
 
 def _by_kind(faults: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -250,6 +281,11 @@ def main() -> None:
     parser.add_argument(
         "--baselines", type=int, default=1, help="runs without faults, from this seed and the next ones"
     )
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="the run's workers are forks of a process that has their imports, on the CPU",
+    )
     parser.add_argument("--exact", action="store_true", help="only faults that leave no trace in the weights")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("overrides", nargs="*", help="key=value, as in model.path=…")
@@ -257,7 +293,7 @@ def main() -> None:
     if (arguments.model is None) != (arguments.train is None) or (arguments.model is None) != (arguments.test is None):
         parser.error("--model, --train and --test are given together")
     settings = [*_model(arguments), *QUICK, f"run.eval.every={max(arguments.steps // 4, 1)}", *arguments.overrides]
-    kills, slow = list(KILLS), [] if arguments.no_slow else list(SLOW)
+    kills, slow = [*KILLS, *OFTEN], [] if arguments.no_slow else list(SLOW)
     if arguments.exact:
         kills, slow = ([fault for fault in each if fault.role in EXACT] for each in (kills, slow))
     with tempfile.TemporaryDirectory() as folder:
@@ -271,6 +307,7 @@ def main() -> None:
             kills=kills,
             slow=slow,
             minutes=arguments.minutes,
+            warm=arguments.warm,
             told=lambda result: write_result(arguments.out, result),
         )
     print(json.dumps({name: value for name, value in result.items() if name != "faults"}, indent=1, default=str))

@@ -6,8 +6,8 @@ with the environment, the folder, the streams and the limits that Ray gave it.
 
 It is no descendant of the command that runs it; a test that goes through these takes the fixture `cold`, with which workers
 start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session or of namespaces of their own, those
-whose environment has other settings of these libraries than the server's (threads, caches), and all where there is a GPU,
-which no fork may share.
+whose environment has other settings of these libraries than the server's (threads, caches), and all where a GPU can be
+seen, which no fork may share.
 """
 
 from __future__ import annotations
@@ -59,31 +59,47 @@ READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL"
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
+class Server:
+    """The process that is forked, as long as this one lives. It imports `at_once`, or when the first worker asks.
+
+    The workers of processes that have its `environment` are forks of it.
+    """
+
+    def __init__(self, at_once: bool) -> None:
+        self._folder = tempfile.mkdtemp(prefix="warm")
+        address = f"{self._folder}/socket"
+        paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen(64)
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno()), *(["at once"] if at_once else [])],
+                env={**self.environment, **_NO_GPU},
+                pass_fds=(listener.fileno(),),
+                stdin=subprocess.PIPE,
+            )
+        self.environment[VARIABLE] = address
+
+    def close(self) -> None:
+        """End the server; what was forked goes on."""
+        self.process.kill()
+        self.process.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 def start(at_once: bool) -> None:
-    """Start the server for all that this process starts, as long as it lives. It imports `at_once`, or when the first
-    worker asks."""
-    if VARIABLE in os.environ or Path("/dev/nvidiactl").exists():
+    """Start a server for all that this process starts, as long as it lives."""
+    if VARIABLE in os.environ or sees_a_gpu():
         return
-    folder = tempfile.mkdtemp(prefix="warm")
-    address = f"{folder}/socket"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER), os.environ["PYTHONPATH"]])
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(address)
-        listener.listen(64)
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(listener.fileno()), *(["at once"] if at_once else [])],
-            env={**os.environ, **_NO_GPU},
-            pass_fds=(listener.fileno(),),
-            stdin=subprocess.PIPE,
-        )
-    os.environ[VARIABLE] = address
+    server = Server(at_once)
+    os.environ.update(server.environment)
+    atexit.register(server.close)
 
-    def end() -> None:
-        process.kill()
-        process.communicate()
-        shutil.rmtree(folder, ignore_errors=True)
 
-    atexit.register(end)
+def sees_a_gpu() -> bool:
+    """Whether there is a GPU on which processes started here may compute."""
+    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def settings(environment: dict[str, str]) -> dict[str, str]:
