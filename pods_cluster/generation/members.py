@@ -22,6 +22,7 @@ from pods_cluster.generation.placement import (
 )
 from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.scoring.scoring_totals import ScoringTotals
+from pods_cluster.stopped_process import Process
 from pods_cluster.types import GroupId
 
 CLOSE_SECONDS = 15.0
@@ -80,6 +81,7 @@ class PoolMembers:
         self._members: dict[str, Member] = {}
         self._starting: dict[str, _StartingWorker] = {}
         self._next = 0
+        self._gone = 0  # workers that died or hung, in whose place none serves yet
         self._replaced = 0
         self.scoring = ScoringTotals()
         """What all scorers of the pool have done since its start."""
@@ -93,6 +95,12 @@ class PoolMembers:
     def serving(self) -> list[str]:
         """Workers that take new groups."""
         return [name for name, member in self._members.items() if not member.draining]
+
+    def process_of(self, name: str) -> Process | None:
+        """The process of a worker that has started; None where there is none of this name."""
+        there = self._members.get(name) or self._starting.get(name)
+        info = there.info if there is not None else None
+        return Process(info.pid, info.node) if info is not None else None
 
     def states(self) -> dict[str, WorkerStatus]:
         """Every worker by name, those that do not serve yet included."""
@@ -145,6 +153,9 @@ class PoolMembers:
         worker = self._starting.pop(name)
         assert worker.info is not None
         self._members[name] = Member(worker.handle, worker.info)
+        if self._gone:
+            self._gone -= 1
+            self._replaced += 1
 
     def withdraw(self, name: str) -> None:
         """End a worker that does not serve yet."""
@@ -214,7 +225,6 @@ class PoolMembers:
         if worker in self._members:
             self._discard(worker, "replaced")
         (name,) = await self.add(1)
-        self._replaced += 1
         return name
 
     async def close(self) -> None:
@@ -269,4 +279,5 @@ class PoolMembers:
         member = self._members.pop(name)
         self._end(member)
         self.scoring.worker_gone(name)
+        self._gone += not member.draining
         return Failure(name, reason, sorted(member.groups), leaving=member.draining)

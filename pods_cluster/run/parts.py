@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pods_cluster.config import Config
 from pods_cluster.data.stream import PromptStream
-from pods_cluster.generation.messages import Failure, NoRoom
+from pods_cluster.generation.messages import Failure
 from pods_cluster.run import checkpoints
 from pods_cluster.run.best_model import BestModel
 from pods_cluster.run.checkpoints import RunState
@@ -173,12 +173,10 @@ class RunParts:
     async def _replace_worker(self, failure: Failure) -> None:
         if not self.scaler.wants_replacement(failure):
             return
-        try:
+        if self.pool.serving:  # no step waits for a process that starts
+            self.scaler.start_another(failure)
+        else:
             await self.updates.replace(failure)
-        except NoRoom as error:  # its node is gone too, say
-            if not self.pool.serving:
-                raise
-            self.scaler.go_on_without(str(error))
 
     async def _sample_selected(self, selection: Selection) -> None:
         await self.samples.selected(selection, self.assembler.prompt_of(selection.group), self.step + 1)

@@ -29,8 +29,9 @@ class GeneratorChanges:
     ) -> None:
         self._pool, self._publisher, self._notice = pool, publisher, notice
         self._lower_target, self._give_up, self._lose = lower_target, give_up, lose
-        self._starts: dict[asyncio.Task[str], None] = {}
-        self._ready: list[str] = []
+        # each with the worker that is gone and whose place it takes, if there is one
+        self._starts: dict[asyncio.Task[str], str | None] = {}
+        self._ready: dict[str, str | None] = {}
         self._drains: dict[str, asyncio.Task[None]] = {}
         self._not_placed: list[str] = []
 
@@ -54,11 +55,11 @@ class GeneratorChanges:
         """The tasks that run now."""
         return [*self._starts, *self._drains.values()]
 
-    def start(self, count: int, placement: float) -> None:
-        """Begin to start `count` workers, which may wait `placement` seconds for room."""
+    def start(self, count: int, placement: float, in_place_of: str | None = None) -> None:
+        """Begin to start `count` workers, which may wait `placement` seconds for room; `in_place_of` one that is gone."""
         for _ in range(count):
             task = asyncio.ensure_future(self._pool.prepare(placement))
-            self._starts[task] = None
+            self._starts[task] = in_place_of
             task.add_done_callback(self._started)
 
     def withdraw(self, count: int) -> None:
@@ -69,7 +70,7 @@ class GeneratorChanges:
                 del self._starts[task]
                 task.cancel()
             else:
-                self._pool.withdraw(self._ready.pop())
+                self._pool.withdraw(self._ready.popitem()[0])
 
     def retire(self, count: int, timeout: float) -> None:
         """Give `count` workers no new groups any more, and wait up to `timeout` seconds for what they have."""
@@ -87,19 +88,26 @@ class GeneratorChanges:
 
     async def admit(self, version: int) -> None:
         """Give the workers that have started the weights of `version`; those that took them serve."""
-        ready, self._ready = self._ready, []
+        ready, self._ready = self._ready, {}
         if not ready:
             return
         workers = {name: self._pool.prepared_worker(name) for name in ready}
-        report = await self._publisher.publish(version, workers)
-        for name in ready:
+        try:
+            report = await self._publisher.publish(version, workers)
+        except BaseException:  # the learner's failure: they are still there, and take the weights that it sends next
+            self._ready = ready | self._ready
+            raise
+        for name, gone in ready.items():
             if name in report.failed:
                 self._pool.withdraw(name)
                 self._lower_target()
                 self._give_up(f"{name} did not take version {version}: {report.failed[name]}")
             else:
                 self._pool.admit(name)
-                self._notice("generator_joined", f"{name} serves version {version}")
+                if gone is None:
+                    self._notice("generator_joined", f"{name} serves version {version}")
+                else:
+                    self._notice("worker_replaced", f"{name} serves version {version} in place of {gone}")
 
     async def dismiss_drained(self) -> None:
         """End the workers that are drained or whose time is up; what they had not finished goes to others."""
@@ -120,7 +128,7 @@ class GeneratorChanges:
             if not task.cancelled() and error is None:
                 self._pool.withdraw(task.result())  # it came up in the moment in which it was called off
             return
-        del self._starts[task]
+        gone = self._starts.pop(task)
         if error is not None:
             self._lower_target()
         if isinstance(error, NoRoom):
@@ -128,7 +136,7 @@ class GeneratorChanges:
         elif error is not None:
             self._give_up(str(error) if isinstance(error, GeneratorError) else f"{type(error).__name__}: {error}")
         elif not task.cancelled():
-            self._ready.append(task.result())
+            self._ready[task.result()] = gone
         if self._not_placed and not self._starts:  # told in one event: their deadline was the same
             failures, self._not_placed = self._not_placed, []
             more = f" and {len(failures) - 1} more: " if len(failures) > 1 else ": "

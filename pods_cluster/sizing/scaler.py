@@ -138,11 +138,18 @@ class Scaler:
     def wants_replacement(self, failure: Failure) -> bool:
         """Whether another worker is to take the place of one that is gone: not of one that was leaving.
 
-        The run waits for it, so it is also wanted where nobody is left to serve before a new worker does.
+        The run waits for it where nobody is left to serve before a new worker does, so it is wanted then in any case.
         """
         pools = self.now()
         short = pools.serving + pools.coming < self.target.generators
         return not self.pool.serving or (short and not failure.leaving)
+
+    def start_another(self, failure: Failure) -> None:
+        """Start a worker in place of one that is gone, while the others go on; it serves from a step's boundary on.
+
+        Where it finds no room within `cluster.placement_timeout`, or does not start, the pool stays smaller.
+        """
+        self._generators.start(1, self.config.cluster.placement_timeout, in_place_of=failure.worker)
 
     def go_on_without(self, reason: str) -> None:
         """There is no room for another worker in place of one that is gone: the pool stays smaller, and people are told."""

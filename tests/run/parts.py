@@ -284,9 +284,6 @@ class Pool(Membership):
     async def observe(self) -> None:
         pass
 
-    async def stopped(self) -> dict[str, str]:
-        return {}
-
     async def fail(self, worker: str, reason: str) -> list[Failure]:
         self.handles.pop(worker, None)
         return [Failure(worker, reason, [])]
@@ -421,9 +418,6 @@ class Publisher:
 
     async def catch_up(self, version: int, name: str, worker: Any) -> PublishReport:
         return PublishReport(version, 0.01, 100, {}, True, 1)
-
-    def lose(self, name: str, reason: str) -> None:
-        pass
 
     async def close(self) -> None:
         self.open = False

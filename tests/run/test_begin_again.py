@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pods_cluster.config import Config
+from pods_cluster.generation.messages import Portion
 from pods_cluster.learning.reports import LearnerError, StepResult
 from pods_cluster.run import checkpoints
 from pods_cluster.run.errors import SelectorLost
@@ -101,3 +103,53 @@ def test_a_lost_selector_costs_no_step(tmp_path: Path) -> None:
     loop, rows = rows_by_step(config, tmp_path, selector=3)
     assert rows.keys() == set(range(4))
     assert loop.run.step == 4
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_no_more_is_in_flight_after_a_resume_than_before_it(tmp_path: Path, staleness: int) -> None:
+    """Another process goes on from a state: the groups that were out come again first, as the same attempts."""
+    config = loop_config("run.steps=8", f"staleness={staleness}", "generator.in_flight=64")
+
+    def watched(loop: Loop) -> tuple[list[int], list[tuple[int, int]]]:
+        sizes, issued = list[int](), list[tuple[int, int]]()
+        submit = loop.pool.submit
+
+        async def submit_and_look(portions: Sequence[Portion]) -> None:
+            sizes.append(len(loop.run.ledger.in_flight))
+            issued.extend((portion.group.row, portion.group.attempt) for portion in portions)
+            await submit(portions)
+
+        loop.pool.submit = submit_and_look  # type: ignore[method-assign]
+        return sizes, issued
+
+    before = Loop(config, tmp_path / "before")
+    sizes, _ = watched(before)
+    saved: list[tuple[checkpoints.RunState, list[tuple[int, int]]]] = []
+    train = before.learners.train
+
+    async def train_and_save(selections: list[Selection], step: int) -> StepResult:
+        async with asyncio.timeout(30):
+            while before.run.ledger.free and step < 6:  # the generators go on while the ranks train
+                await asyncio.sleep(0)
+        out = [(group.row, group.attempt) for group in before.run.ledger.in_flight]
+        saved.append((before.run.state(), out))
+        return await train(selections, step)
+
+    before.learners.train = train_and_save  # type: ignore[method-assign]
+    before.main()
+    state, out = saved[3]
+    assert len(out) == before.run.ledger.capacity
+    after = Loop(config, tmp_path / "after")
+    sizes_after, issued = watched(after)
+    after.run.begin_again(state, after.selector, saved=False)
+    assert not after.run.ledger.in_flight
+    after.main()
+    assert issued[: len(out)] == out
+    assert max(sizes_after) <= max(sizes) <= after.run.ledger.capacity
+    assert after.run.ledger.issued - state.ledger["issued"] == len(issued), (
+        "none of those that were out is counted again"
+    )
+    trained = [
+        row for _, selections in enumerate(before.learners.steps[:3]) for row in [s.group.row for s in selections]
+    ]
+    assert sorted(trained + after.trained_rows()) == list(range(32))

@@ -143,15 +143,19 @@ def test_nothing_is_issued_that_would_become_too_stale(
         assert max(step) < min(later), "not in the order of the prompts"
 
 
-@pytest.mark.parametrize("in_flight", ["auto", "5"])
-def test_a_run_on_policy_is_what_it_was_before_groups_were_issued_continuously(tmp_path: Path, in_flight: str) -> None:
-    """Requests, selections, fates and their order, with deaths and scaling; the digests are of the loop before.
+@pytest.mark.parametrize(("in_flight", "die"), [("auto", 0.0), ("auto", 0.02), ("5", 0.02)])
+def test_a_run_on_policy_is_what_it_was_before_groups_were_issued_continuously(
+    tmp_path: Path, in_flight: str, die: float
+) -> None:
+    """Requests, selections, fates and their order, with scaling, and with deaths.
 
-    (The third and the fifth are of the loop since workers are told what to drop and to keep beside other calls.)
+    The digests without deaths are of the loop before; those with deaths of the loop since no step waits for a replacement.
     """
-    before = ["4656550b71dc6ddc", "97471662246d2410", "8aec074fa39e326a", "214da3a7f3041cad", "bbe14f2b627bda71"]
-    before += ["a80afc0ae479fab6", "fd7a72f40acc2d2e", "222211b3a66db549", "4d49a7fcf093d4f6"]
-    for seed, expected in enumerate(before):
+    before = ["ca8658482e1e6363", "1eb28147edd03246", "36494e778b69b366", "65f66007db05a3bd", "8c87cef5d5f8a04c"]
+    before += ["d5c36d8a1a084d90", "76f6d92565c7e9f8", "6fac9ca31323bd66", "2131c2f1153090bd"]
+    with_deaths = ["706d68e4838440c3", "5b29bc99e3e2df14", "f102499cbe808b63", "214da3a7f3041cad", "0dc81672a0df38f8"]
+    with_deaths += ["d40fcdbba90dff2c", "fd7a72f40acc2d2e", "c27fb136b7a306ce", "47a8d102436f5318"]
+    for seed, expected in enumerate(with_deaths if die else before):
         config = loop_config(
             "staleness=0",
             f"generator.in_flight={in_flight}",
@@ -166,7 +170,7 @@ def test_a_run_on_policy_is_what_it_was_before_groups_were_issued_continuously(t
             "selector.min_valid=2",
             "run.steps=6",
         )
-        chances = Chances(die=0.02, scale=0.02, refuse_weights=0.02, lose_on_the_way=0.01, no_reward=0.1)
+        chances = Chances(die=die, scale=0.02, refuse_weights=die, lose_on_the_way=0.01, no_reward=0.1)
         life = Life(config, chances, seed, tmp_path)
         life.main()
         told = [

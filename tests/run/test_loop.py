@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from pods_cluster.generation.messages import Failure, NoRoom
+from pods_cluster.generation.messages import Failure, WorkerPhase
 from pods_cluster.generation.pool_stats import PoolStats
+from pods_cluster.learning.reports import StepResult
 from pods_cluster.run import checkpoints, step_assembly
 from pods_cluster.run.errors import RunError
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.sizing.step_measurement import StepMeasurement
-from pods_cluster.types import Fate, GroupId
+from pods_cluster.types import Fate, GroupId, Selection
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
 
@@ -167,19 +168,15 @@ def test_a_worker_that_dies_with_selected_rollouts_costs_only_what_the_learner_c
 
 
 def test_a_run_goes_on_with_fewer_workers_where_there_is_no_room_for_another(tmp_path: Path):
-    loop = Loop(loop_config("generator.workers=2"), tmp_path)
+    loop = Loop(loop_config("generator.workers=2", "cluster.placement_timeout=0.01"), tmp_path)
     loop.pool.handles["loop/generator/1"] = object()
-
-    async def no_room(worker: str) -> str:
-        raise NoRoom("loop/generator/2 was not placed within 120 s")
-
-    loop.pool.replace = no_room  # type: ignore[method-assign]
+    loop.pool.count, loop.pool.room = 2, 1
     loop.pool.failures = [Failure("loop/generator/1", "its node died", [])]
     loop.pool.hold = lambda group: len(loop.pool.handles) == 2  # the workers' health is looked at while nothing comes
 
     async def main() -> None:
         running = asyncio.ensure_future(loop.run.main())
-        await until(lambda: len(loop.pool.handles) == 1)
+        await until(lambda: loop.run.scaler.target.generators == 1)
         loop.pool.hold = lambda group: False
         for group in loop.pool.held:
             loop.pool.finish(group, range(loop.pool.size))
@@ -190,10 +187,35 @@ def test_a_run_goes_on_with_fewer_workers_where_there_is_no_room_for_another(tmp
     finally:
         loop.recorder.close()
     assert loop.run.step == 3
-    assert loop.run.scaler.target.generators == 1
+    assert list(loop.pool.handles) == ["loop/generator/0"]
     (event,) = [event for event in loop.folder.read_events() if event["kind"] == "scale_failed"]
     assert "not placed" in event["text"]
     assert "goes on with 1 generator" in event["text"]
+
+
+def test_no_step_waits_for_the_worker_that_takes_a_dead_ones_place(tmp_path: Path):
+    loop = Loop(loop_config("generator.workers=2", "run.steps=6"), tmp_path)
+    loop.pool.handles["loop/generator/1"] = object()
+    loop.pool.count, loop.pool.room = 2, 1  # it does not come up yet
+    lost = GroupId(0, 2)
+    loop.pool.hold = lambda group: group == lost
+    loop.pool.failures = [Failure("loop/generator/1", "died: killed", [lost])]
+    train = loop.learners.train
+
+    async def train_and_look(selections: list[Selection], step: int) -> StepResult:
+        if step == 3:
+            assert list(loop.pool.handles) == ["loop/generator/0"]
+            loop.pool.room = 99
+            await until(lambda: WorkerPhase.READY in loop.pool.starting.values())
+        return await train(selections, step)
+
+    loop.learners.train = train_and_look  # type: ignore[method-assign]
+    loop.main()
+    assert sorted(loop.trained_rows()) == list(range(24))
+    assert list(loop.pool.handles) == ["loop/generator/0", "loop/generator/2"]
+    (event,) = [event for event in loop.folder.read_events() if event["kind"] == "worker_replaced"]
+    assert event["text"] == "loop/generator/2 serves version 4 in place of loop/generator/1"
+    assert event["step"] == 4
 
 
 def test_a_worker_that_takes_no_weights_is_replaced(tmp_path: Path):

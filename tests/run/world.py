@@ -221,9 +221,6 @@ class World:
     async def observe(self) -> None:
         pass
 
-    async def stopped(self) -> dict[str, str]:
-        return {}
-
     async def fail(self, worker: str, reason: str) -> list[Failure]:
         return [self._discard(worker, reason)] if worker in self.members else []
 
@@ -303,9 +300,6 @@ class World:
 
     async def catch_up(self, version: int, name: str, worker: Any) -> PublishReport:
         return PublishReport(version, 0.01, 100, {}, True, 1)
-
-    def lose(self, name: str, reason: str) -> None:
-        pass
 
     async def use_ranks(self, ranks: Sequence[Any]) -> None: ...
 
