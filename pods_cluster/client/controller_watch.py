@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from pods_cluster.client.lost_controller import ControllerLost
-from pods_cluster.stopped_process import APART_SECONDS, SILENT_SECONDS, is_stopped
+from pods_cluster.stopped_process import Silence, Unanswered
 from pods_cluster.telemetry.step_record import Feed
 
 SILENCE_SECONDS = 30.0
 """How long a controller that has answered before may leave a question unanswered before it counts as hung. One that is
 stopped is noticed sooner."""
-STOPPED_SECONDS = 5.0
-"""Time between two looks, which come every quarter of a second, after which this process counts as having been stopped."""
 LAST_SECONDS = 30.0
 """Deadline of the last questions to a run that is over."""
 
@@ -36,10 +33,8 @@ class ControllerWatch:
         self.controller, self.name = controller, name
         self._cursor = 0
         self._poll: Any = None
-        self._answered_at: float | None = None
-        self._looked_at = 0.0
+        self._silence: Silence | None = None
         self._process: Any = controller.process.remote()
-        self._stopped_at: float | None = None
         self.step = 0
         """The newest step that was shown."""
 
@@ -48,50 +43,40 @@ class ControllerWatch:
         was no answer for SILENCE_SECONDS."""
         if self._poll is None:
             self._poll = self.controller.poll.remote(self._cursor)
-        now = time.monotonic()
-        if self._answered_at is not None and now - self._looked_at > STOPPED_SECONDS:
-            self._answered_at = now  # this process was stopped itself, and an answer may be on its way
-        self._looked_at = now
         if ray.wait([self._poll], timeout=0)[0]:
             answer, self._poll = self._poll, None
-            return self._take(answer, now)
-        if self._answered_at is None:
+            return self._take(answer)
+        if self._silence is None:
             return []
-        silent = now - self._answered_at
-        stopped = silent > SILENT_SECONDS and self._stays_stopped(now)
-        if stopped or silent > SILENCE_SECONDS:
+        self._silence.goes_on()
+        try:
+            self._silence.check_here(self._known_process(), SILENCE_SECONDS)
+        except Unanswered as error:
             ray.kill(self.controller)
-            why = "is stopped" if stopped else "hangs (see its log in Ray's session folder)"
-            raise ControllerLost(
-                f"{self.name}: the run's controller has not answered for {silent:.0f} s, so it was killed; its process {why}"
-            )
+            log = "" if error.stopped else " (see its log in Ray's session folder)"
+            raise ControllerLost(f"{self.name}: the run's controller {error}{log}; it was killed") from error
         return []
 
-    def _stays_stopped(self, now: float) -> bool:
-        """Whether the controller's process is stopped and was so a second ago."""
+    def _known_process(self) -> int | None:
         if not isinstance(self._process, int):
             try:
                 self._process = ray.get(self._process, timeout=0)
             except RayError:  # it is gone, which the call of `run` says, or this answer is on its way
-                return False
-        if not is_stopped(self._process):
-            self._stopped_at = None
-            return False
-        self._stopped_at = self._stopped_at or now
-        return now - self._stopped_at > APART_SECONDS
+                return None
+        return self._process
 
     def last_feed(self) -> list[Any]:
         """The rest of a run that is over, if the controller still answers."""
         answer = self.controller.poll.remote(self._cursor)
         ray.wait([answer], timeout=LAST_SECONDS)
-        return self._take(answer, time.monotonic())
+        return self._take(answer)
 
-    def _take(self, answer: Any, now: float) -> list[Any]:
+    def _take(self, answer: Any) -> list[Any]:
         try:
             feed: Feed = ray.get(answer, timeout=0)
         except RayError as error:  # where the controller died, the call of `run` says so
             log.debug("no answer from %s: %s", self.name, error)
             return []
-        self._answered_at, self._cursor = now, feed.cursor
+        self._silence, self._cursor = Silence(), feed.cursor
         self.step = max((item["step"] for what, item in feed.items if what == "step"), default=self.step)
         return feed.items

@@ -12,9 +12,7 @@ from pods_cluster.generation.engine_thread import EngineHangs
 from pods_cluster.generation.members import Member, PoolMembers
 from pods_cluster.generation.messages import WorkerFailed, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
-from pods_cluster.stopped_process import SILENT_SECONDS, stays_stopped
-
-STOPPED = f"did not answer for {SILENT_SECONDS:g} s: its process is stopped"
+from pods_cluster.stopped_process import SILENT_SECONDS, Process, Unanswered, answer_of
 
 
 class PoolCalls(PoolMembers):
@@ -46,20 +44,14 @@ class PoolCalls(PoolMembers):
 
         async def ask(name: str) -> WorkerStats | None:
             member = self._members[name]
-            answer = asyncio.ensure_future(as_coroutine(member.handle.stats.remote()))
+            process = Process(member.info.pid, member.info.node)
+            patience = max(ANSWER_SECONDS, SILENT_SECONDS + 0.1)
             try:
-                if not (await asyncio.wait({answer}, timeout=SILENT_SECONDS))[0] and await stays_stopped(
-                    member.info.pid, member.info.node
-                ):
-                    member.failure = STOPPED
-                    return None
-                return await asyncio.wait_for(answer, max(ANSWER_SECONDS - SILENT_SECONDS, 0.1))
+                return await answer_of(as_coroutine(member.handle.stats.remote()), process, patience)
             except RayActorError as error:
                 member.failure = f"died: {cause(error)}"
-            except TimeoutError:
-                pass
-            finally:
-                answer.cancel()
+            except Unanswered as error:
+                member.failure = str(error) if error.stopped else member.failure
             return None
 
         answers = await asyncio.gather(*(ask(name) for name in names))
@@ -73,19 +65,6 @@ class PoolCalls(PoolMembers):
         news = [(name, member) for name, member in self._members.items() if told.get(name, 0) > member.printed]
         await asyncio.gather(*(self._fetch_printed(name, member) for name, member in news))
         return stats
-
-    async def stopped(self) -> dict[str, str]:
-        """Workers that are silent because their process is stopped, with what to tell of each; they are not marked."""
-
-        async def look(name: str, member: Member) -> None:
-            if await answer_or_none(member.handle.stats.remote(), SILENT_SECONDS) is None and await stays_stopped(
-                member.info.pid, member.info.node
-            ):
-                found[name] = STOPPED
-
-        found: dict[str, str] = {}
-        await asyncio.gather(*(look(name, member) for name, member in list(self._members.items())))
-        return found
 
     async def ask_all(self, calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
         """Answers by worker. What a method raises is raised, the cause itself.

@@ -190,11 +190,7 @@ class LearnerRank:
         """Write this rank's part of a checkpoint; all ranks call it."""
         from pods_cluster.learning import rank_checkpoint
 
-        # Where DeepSpeed writes, the others wait for this rank, which has to fail aloud.
-        return _written(
-            lambda: rank_checkpoint.save(self.trainer, Path(folder), self.world_size),
-            answers=self.config.learner.resizable,
-        )
+        return _written(lambda: rank_checkpoint.save(self.trainer, Path(folder), self.world_size))
 
     def commit(self, partial: str, final: str) -> Written:
         """Rename a checkpoint that all ranks have written to its final path (rank 0)."""
@@ -247,15 +243,15 @@ class LearnerRank:
         process_group.leave()
 
 
-def _written(write: Callable[[], list[str] | None], *, answers: bool = True) -> Written:
-    """Call `write`; what a disk does not take is answered (if `answers`), any other failure is raised."""
+def _written(write: Callable[[], list[str] | None]) -> Written:
+    """Call `write`; what a disk does not take is answered, any other failure is raised."""
     from pods_cluster.learning.rank_checkpoint import storage_fault
 
     try:
         return Written(notes=write() or [])
     except Exception as error:
         fault = storage_fault(error)
-        if fault is None or not answers:
+        if fault is None:
             raise
         return Written(fault=fault)
 

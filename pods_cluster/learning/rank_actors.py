@@ -16,7 +16,7 @@ from pods_cluster.config import Config
 from pods_cluster.learning.rank import LearnerRank
 from pods_cluster.learning.rank_room import PlacementGroup, find_room, give_back, in_room
 from pods_cluster.learning.reports import LearnerError, RankInfo
-from pods_cluster.stopped_process import SILENT_SECONDS, stays_stopped
+from pods_cluster.stopped_process import Process, Silence, Unanswered
 
 RESOURCE = "pods_learner"
 REPLY_TIMEOUT = 30.0
@@ -61,7 +61,7 @@ class RankActors:
         self._next = 0
         self._broken: str | None = None
         self._doing = ""
-        self._silent: dict[str, float] = {}  # seconds without an answer, of the ranks that have started
+        self._silent: dict[str, Silence] = {}  # of the ranks that have started
 
     @property
     def handles(self) -> list[Any]:
@@ -87,7 +87,7 @@ class RankActors:
             for number, rank in enumerate(self._ranks)
         ]
         self.infos = await self._call_all(calls, timeout, "start")
-        self._silent = dict.fromkeys(self.names, 0.0)
+        self._silent = {name: Silence() for name in self.names}
         return self.infos
 
     async def watch(self) -> None:
@@ -110,17 +110,18 @@ class RankActors:
                 del asked[rank.name]
                 if (error := ping.exception()) is not None:
                     raise self._break("answer", [error], set())
-                self._silent[rank.name] = 0.0
+                self._silent[rank.name].end()
 
     async def _complain_if_silent(self, name: str, info: RankInfo) -> None:
-        allowed = _WRITING_SILENCE if self._doing in _WRITING else SILENCE_SECONDS
-        # Counted by looks, not by the clock: if this process was stopped itself, answers are still on their way.
-        self._silent[name] = silent = self._silent[name] + _LOOK_SECONDS
-        stopped = silent >= SILENT_SECONDS and await stays_stopped(info.pid, info.node_id)
-        if stopped or silent > allowed:
-            why = "is stopped" if stopped else "hangs"
-            self._broken = f"{name} has not answered for {silent:.0f} s: its process {why}"
-            raise LearnerError(f"learner rank {self._broken}")
+        silence = self._silent[name]
+        silence.goes_on()
+        try:
+            await silence.check(
+                Process(info.pid, info.node_id), _WRITING_SILENCE if self._doing in _WRITING else SILENCE_SECONDS
+            )
+        except Unanswered as error:
+            self._broken = f"{name} {error}"
+            raise LearnerError(f"learner rank {self._broken}") from error
 
     async def reserve(self, workers: int, timeout: float) -> None:
         """Place the actors that a group of `workers` needs beyond this one's; they do nothing yet.

@@ -8,6 +8,8 @@ import pickle
 import random
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +35,14 @@ class LearnerCheckpointError(Exception):
 
 def save(trainer: Trainer, folder: Path, world_size: int) -> None:
     """Write this rank's part into `folder`; all ranks call it with the same folder, on storage that they share."""
-    folder.mkdir(parents=True, exist_ok=True)
     meta = _meta(trainer, world_size)
     if trainer.config.learner.resizable:
+        folder.mkdir(parents=True, exist_ok=True)
         state = ShardedState(trainer.engine.engine)
         fragment_files.write_fragments(folder, trainer.rank, state.fragments())
         meta |= _meta_of_shards(state)
     else:
-        trainer.engine.save(str(folder), TAG)
+        _save_by_deepspeed(trainer, folder)
     _write_rest(folder, trainer.rank, meta, _random_state())
 
 
@@ -75,6 +77,32 @@ def write(state: TakenState, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     fragment_files.write_fragments(folder, state.rank, state.fragments)
     _write_rest(folder, state.rank, state.meta, state.random)
+
+
+def _save_by_deepspeed(trainer: Trainer, folder: Path) -> None:
+    """Have DeepSpeed write, whose ranks meet while they do: what a disk does not take is raised once all have met."""
+    faults: list[Exception] = []
+
+    def noting(write: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                return write(*args, **named)
+            except Exception as error:
+                if storage_fault(error) is None:
+                    raise
+                faults.append(error)
+
+        return call
+
+    engine = trainer.engine.engine
+    writer: Any = engine.checkpoint_engine
+    with ExitStack() as stack:
+        for owner, name in ((writer, "makedirs"), (writer, "save"), (engine, "_copy_recovery_script")):
+            setattr(owner, name, noting(getattr(owner, name)))
+            stack.callback(delattr, owner, name)  # the class's own is there again
+        trainer.engine.save(str(folder), TAG)
+    if faults:
+        raise faults[0]
 
 
 def _meta(trainer: Trainer, world_size: int) -> dict[str, Any]:

@@ -109,6 +109,13 @@ def connect(config: Config, *, quiet: bool = True, runs: int = 1) -> dict[str, A
     return resources
 
 
+def _unread_off() -> dict[str, int]:
+    """Settings with which Ray's GCS keeps no record of each call, up to hundreds of megabytes of them: they are shown by
+    Ray's dashboard alone, which a local cluster does not have."""
+    name = "task_events_report_interval_ms"
+    return {} if f"RAY_{name}" in os.environ else {name: 0}
+
+
 def _note_own_session() -> None:
     """Note the session of the cluster that this process has started, so that the next start can end what a kill leaves."""
     with contextlib.suppress(OSError, LookupError):  # it is a convenience
@@ -168,9 +175,8 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
         if ended := end_leftovers():
             log.warning("%d process(es) that a killed run had left of its Ray cluster were ended", ended)
         with loopback_cluster(), without_onlookers() if quiet else contextlib.nullcontext():
-            ray.init(
-                address="local", num_cpus=slots, include_dashboard=False, _system_config=table_settings(), **options
-            )
+            settings = table_settings() | _unread_off()
+            ray.init(address="local", num_cpus=slots, include_dashboard=False, _system_config=settings, **options)
         _note_own_session()
         start_keeper()
     except Exception as error:  # ray raises many kinds here; each means the same to the user

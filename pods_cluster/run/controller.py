@@ -206,7 +206,7 @@ class Controller:
             for start in starts:
                 start.cancel()
             raise
-        publisher = start_broadcaster(config, learners)
+        publisher = start_broadcaster(config, learners, pool)
         run = Run(
             config,
             pool=pool,
@@ -260,12 +260,13 @@ class Controller:
         await asyncio.to_thread(self.recorder.close)
 
 
-def start_broadcaster(config: Config, learners: LearnerGroup) -> Broadcaster:
-    """A broadcaster of weights from the ranks of a learner group that has started."""
+def start_broadcaster(config: Config, learners: LearnerGroup, pool: GeneratorPool | None = None) -> Broadcaster:
+    """A broadcaster of weights from the ranks of a learner group that has started to the workers of a pool."""
     return Broadcaster(
         learners.handles,
         config.weights,
         config.run.name,
         gpus=nccl_can_reach(config, ray.cluster_resources().get("GPU", 0.0)),
         ranks_per_worker=config.generator.tensor_parallel,
+        process_of=pool.process_of if pool is not None else lambda _: None,
     )

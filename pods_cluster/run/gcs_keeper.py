@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from pods_cluster.stopped_process import APART_SECONDS, is_stopped
+from pods_cluster.stopped_process import stays_stopped_here
 
 LOOK_SECONDS = 0.5
 STARTS = 5
@@ -68,7 +68,7 @@ def _keep(node: Any) -> None:
         raylet, gcs = process(ray_constants.PROCESS_TYPE_RAYLET), process(ray_constants.PROCESS_TYPE_GCS_SERVER)
         if raylet is None or raylet.poll() is not None or gcs is None:
             return  # the cluster ends: the raylet goes first
-        if gcs.poll() is None and not _stays_stopped(gcs.pid):
+        if gcs.poll() is None and not stays_stopped_here(gcs.pid):
             continue
         starts += 1
         log.warning("Ray's GCS is gone; it is started again (%d of %d)", starts, STARTS)
@@ -78,10 +78,3 @@ def _keep(node: Any) -> None:
         except Exception as error:  # the cluster ends as Ray has it
             log.warning("Ray's GCS could not be started again: %s", error)
             return
-
-
-def _stays_stopped(pid: int) -> bool:
-    if not is_stopped(pid):
-        return False
-    time.sleep(APART_SECONDS)
-    return is_stopped(pid)

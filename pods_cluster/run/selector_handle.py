@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from pods_cluster.selection.actor import start_selector
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision
 from pods_cluster.selection.stopping import Instructions
-from pods_cluster.stopped_process import SILENT_SECONDS, stays_stopped
+from pods_cluster.stopped_process import Process, Unanswered, answer_of
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.types import GroupId
 
@@ -51,7 +50,7 @@ class SelectorHandle:
         self.repair: Callable[[SelectorLost], Awaitable[None]] | None = None
         self._repairing = asyncio.Lock()
         self._expected: dict[GroupId, int] = {}  # sizes of the groups without a fate, in the order of issue
-        self._process: asyncio.Future[tuple[int, str]] | None = None
+        self._process: asyncio.Future[Process] | None = None
 
     def replace(self, config: Config, name: str, index: int) -> None:
         """End the actor and start another one as `<name>/selector/<index>`."""
@@ -111,30 +110,19 @@ class SelectorHandle:
         if self._process is None:
             self._process = asyncio.ensure_future(_value(self.handle.process.remote()))
             self._process.add_done_callback(lambda known: known.cancelled() or known.exception())  # calls tell that too
-        answer = asyncio.ensure_future(_value(getattr(self.handle, method).remote(*args, **named)))
-        began = time.monotonic()
-        wait = extra + SILENT_SECONDS
+        call = _value(getattr(self.handle, method).remote(*args, **named))
         try:
-            while not (await asyncio.wait({answer}, timeout=wait))[0]:
-                silent = time.monotonic() - began
-                if await self._stopped():
-                    raise SelectorLost(
-                        f"the selector did not answer {method!r} for {silent:.0f} s: its process is stopped"
-                    )
-                if silent > CALL_SECONDS + extra:
-                    raise SelectorLost(f"the selector did not answer {method!r} within {CALL_SECONDS + extra:g} s")
-                wait = min(SILENT_SECONDS, max(CALL_SECONDS + extra - silent, 0.1))
-            return answer.result()
+            return await answer_of(call, self._known_process(), CALL_SECONDS, lasts=extra)
+        except Unanswered as error:
+            raise SelectorLost(f"the selector did not answer {method!r}: {error}") from error
         except RayActorError as error:
             raise SelectorLost(f"the selector died: {first_line(error)}") from error
-        finally:
-            answer.cancel()
 
-    async def _stopped(self) -> bool:
+    def _known_process(self) -> Process | None:
         process = self._process
         if process is None or not process.done() or process.cancelled() or process.exception() is not None:
-            return False
-        return await stays_stopped(*process.result())
+            return None
+        return process.result()
 
 
 async def _value(answer: Any) -> Any:

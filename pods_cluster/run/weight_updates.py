@@ -14,7 +14,6 @@ from pods_cluster.run.stages import Generators, Learners, Publisher
 from pods_cluster.run.step_assembly import Assembler
 from pods_cluster.run.step_numbers import StageClock, Tally
 from pods_cluster.sizing.pools import Notice
-from pods_cluster.stopped_process import SILENT_SECONDS
 from pods_cluster.types import Fate, Selection
 
 CAUSES_SHOWN = 3
@@ -126,11 +125,7 @@ class WeightUpdates:
         Raises LearnerFailed where the learner cannot send, and RunError where a replacement takes no weights.
         """
         workers = dict(self._pool.workers)
-        looking = asyncio.ensure_future(self._look_for_stopped())
-        try:
-            report = await self._publisher.publish(self.version, workers)
-        finally:
-            looking.cancel()
+        report = await self._publisher.publish(self.version, workers)
         for worker, reason in report.failed.items():
             self._notice("worker_failed", f"{worker} did not take version {self.version}: {reason}")
             for failure in await self._pool.fail(worker, reason):
@@ -142,13 +137,6 @@ class WeightUpdates:
             "weights/failed": float(len(report.failed)),
             "weights/rebuilds": float(report.rebuilt),
         }
-
-    async def _look_for_stopped(self) -> None:
-        """Tell the publisher of workers whose process is stopped, without end: it would wait for them to its deadline."""
-        while True:
-            await asyncio.sleep(SILENT_SECONDS)
-            for worker, reason in (await self._pool.stopped()).items():
-                self._publisher.lose(worker, reason)
 
     async def replace(self, failure: Failure) -> None:
         """Start a worker in place of one that is gone, and give it the weights. Raises GeneratorError and RunError."""

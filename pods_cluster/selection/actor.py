@@ -15,6 +15,7 @@ from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.selection.selector_core import Decision, GroupFate, SelectorCore
 from pods_cluster.selection.stopping import Instructions
+from pods_cluster.stopped_process import Process
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import GroupId
 
@@ -82,11 +83,11 @@ class SelectorActor:
         self._rollouts = 0
         self._selecting_seconds = 0.0
 
-    async def process(self) -> tuple[int, str]:
-        """The id of this process, and Ray's of its node."""
+    async def process(self) -> Process:
+        """This process."""
         import ray
 
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return Process(os.getpid(), ray.get_runtime_context().get_node_id())
 
     async def expect(self, groups: Sequence[tuple[GroupId, int]]) -> list[int]:
         """Announce groups (id, size) in the order of issue, before the first request for one of them is sent.

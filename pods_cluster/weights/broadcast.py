@@ -9,13 +9,15 @@ a full version, so no engine ever serves half of one.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pods_cluster.config import WeightsConfig
+from pods_cluster.stopped_process import LISTEN_SECONDS, Process, Unanswered, answer_of
 from pods_cluster.weights.broadcast_group import (
     BroadcastGroup,
     GroupSettings,
@@ -25,6 +27,7 @@ from pods_cluster.weights.broadcast_group import (
 )
 from pods_cluster.weights.protocol import TensorSpec, WeightUpdate, plan_buckets
 from pods_cluster.weights.relay_plan import RelayPlanner
+from pods_cluster.weights.remote_calls import start_call
 
 _ATTEMPTS = 3
 """In the group as it is, in a new one for all, and in one more for the workers that failed only with others."""
@@ -53,7 +56,8 @@ class Broadcaster:
 
     `ranks` are the learner's actor handles, rank 0 first. `gpus` says whether both pools compute on GPUs of their own,
     which decides `transport: auto`. `ranks_per_worker` is the number of group ranks of each worker (its tensor
-    parallelism). `grace` seconds on top of a deadline pass before a worker that has not answered counts as hung.
+    parallelism). `grace` seconds on top of a deadline pass before a worker that has not answered counts as hung; one whose
+    process (`process_of` its name; None: not known) is stopped is waited for no longer than seconds.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Broadcaster:
         gpus: bool = False,
         ranks_per_worker: int = 1,
         grace: float = 10.0,
+        process_of: Callable[[str], Process | None] = lambda _: None,
     ) -> None:
         if not ranks:
             raise ValueError("ranks: at least one learner rank is needed")
@@ -74,6 +79,7 @@ class Broadcaster:
         self._ranks = list(ranks)
         self._transfer_timeout = config.transfer_timeout
         self._run = run
+        self._process_of = process_of
         self._settings = GroupSettings(
             transport=self.transport,
             rendezvous_timeout=config.rendezvous_timeout,
@@ -85,7 +91,7 @@ class Broadcaster:
         self._planner = RelayPlanner(config, self.transport, ranks_per_worker)
         self._specs: tuple[TensorSpec, ...] = ()
         self._group: BroadcastGroup | None = None
-        self._told: dict[str, str] = {}  # workers that are lost, told while they were waited for
+        self._stopped: dict[str, str] = {}  # of the exchange that is under way, with what to tell of each
         self._lock = asyncio.Lock()
 
     async def publish(self, version: int, workers: Mapping[str, Any]) -> PublishReport:
@@ -104,15 +110,6 @@ class Broadcaster:
         async with self._lock:
             return await self._deliver(version, {name: worker})
 
-    def lose(self, name: str, reason: str) -> None:
-        """Wait no more for a worker in the exchange that is under way, as it is known to be gone or stopped.
-
-        It is in the report's `failed` with this reason, and the others get the version without it.
-        """
-        self._told[name] = reason
-        if self._group is not None:
-            self._group.lose(name, reason)
-
     async def close(self) -> None:
         """Close the group on all members, within `grace` seconds."""
         async with self._lock:
@@ -128,8 +125,9 @@ class Broadcaster:
         began = time.monotonic()
         failed: dict[str, str] = {}
         rebuilt, attempt = False, 0
-        self._told.clear()
+        self._stopped.clear()
         update = await self._plan_update(version)
+        looking = asyncio.gather(*(self._look_for_stop(name, handle) for name, handle in workers.items()))
         try:
             while workers:
                 attempt += 1
@@ -163,6 +161,8 @@ class Broadcaster:
                 self._group.release()
                 self._group = None
             raise
+        finally:
+            looking.cancel()
         return PublishReport(version, time.monotonic() - began, update.nbytes, failed, rebuilt, attempt)
 
     async def _plan_update(self, version: int) -> WeightUpdate:
@@ -178,9 +178,24 @@ class Broadcaster:
         token = uuid.uuid4().hex[:12]
         plan = await self._planner.plan(workers, self._ranks[0], token)
         self._group = BroadcastGroup(f"{self._run}/weights/{token}", self._ranks, workers, plan, self._settings)
-        for name, reason in self._told.items():
+        for name, reason in self._stopped.items():
             self._group.lose(name, reason)
         return await self._group.meet()
+
+    async def _look_for_stop(self, name: str, worker: Any) -> None:
+        """Ask a worker for a sign of life again and again; one that is stopped is the one at fault in this exchange."""
+        process = self._process_of(name)
+        while process is not None:
+            await asyncio.sleep(LISTEN_SECONDS)
+            try:
+                await answer_of(start_call(worker.weights_location.remote()), process, math.inf)
+            except Unanswered as error:
+                self._stopped[name] = str(error)
+                if self._group is not None:
+                    self._group.lose(name, str(error))
+                return
+            except Exception:  # it is gone, which its part in the exchange says
+                return
 
     async def _close_group(self) -> tuple[dict[str, str], str]:
         """Close the group, if there is one. Returns what `BroadcastGroup.close` does."""

@@ -93,7 +93,7 @@ class BroadcastGroup:
         }
 
     def lose(self, name: str, reason: str) -> None:
-        """Wait for this worker no more: it is known to be gone or stopped. The phase ends, and it is the one at fault."""
+        """Wait for this worker no more: its process is stopped. The phase ends, and it is the one at fault."""
         if name in self._workers:
             self._lost[name] = reason
             if self._told is not None:
@@ -159,6 +159,7 @@ class BroadcastGroup:
         early = [name for call, name in receiving.items() if original_error(call) is not None]
         if waiting or early or any(original_error(call) for call in sending):
             self.release()
+            waiting -= {call for call, name in receiving.items() if name in self._lost}
             if waiting:
                 await asyncio.wait(waiting, timeout=min(deadline.left(), grace))
         if any(not call.done() for call in sending):
@@ -241,10 +242,12 @@ class BroadcastGroup:
         self.release()
         assert self._closing is not None
         calls = {name: start_call(ref) for name, ref in self._closing.items()}
+        for name in self._lost:
+            calls.pop(name).cancel()
         await asyncio.wait(calls.values(), timeout=self._closing_deadline.left())
         grace = self._settings.grace
         learner = failure_reason(calls.pop(""), grace)
-        gone = {name: reason for name, call in calls.items() if (reason := failure_reason(call, grace))}
+        gone = {name: reason for name, call in calls.items() if (reason := failure_reason(call, grace))} | self._lost
         return gone, learner and f"learner rank 0 could not close its broadcast group: {learner}"
 
 

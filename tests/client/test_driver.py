@@ -84,7 +84,7 @@ def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_sta
     thread.start()
     try:
         with pytest.raises(
-            RunError, match=r"hung/controller/0: the run's controller has not answered for 5 s.*--resume"
+            RunError, match=r"hung/controller/0: the run's controller did not answer for 5 s.*--resume"
         ):
             driver.train(config_of(made, tmp_path, "hung", "run.restarts=0"), live=False)
     finally:
@@ -96,7 +96,7 @@ def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_sta
         assert time.monotonic() < deadline, "a run whose process was killed counts as running"
         time.sleep(0.2)
     assert status == "failed"
-    assert "has not answered for 5 s" in (tmp_path / "hung" / "events.jsonl").read_text().splitlines()[-1]
+    assert "did not answer for 5 s" in (tmp_path / "hung" / "events.jsonl").read_text().splitlines()[-1]
     assert not (tmp_path / "hung" / LIVE_FILE).exists()
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 
+from pods_cluster import stopped_process
 from pods_cluster.config import Config
 from pods_cluster.generation import pool_calls, reporter
 from pods_cluster.generation.completion_text import CompletionText
@@ -594,7 +595,7 @@ def test_a_silent_worker_is_not_waited_for(
 ) -> None:
     """Its process is there and answers nothing; the others do its work. Whether it is stopped may not be seen."""
     if not seen:
-        monkeypatch.setattr(pool_calls, "stays_stopped", AsyncMock(return_value=False))
+        monkeypatch.setattr(stopped_process, "stays_stopped", AsyncMock(return_value=False))
 
     async def body(pool: GeneratorPool) -> None:
         name, handle = next(iter(pool.workers.items()))

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from pods_cluster.config import WeightsConfig
-from pods_cluster.stopped_process import is_stopped
+from pods_cluster.stopped_process import Process
 from pods_cluster.weights.broadcast import Broadcaster, LearnerFailed, PublishReport
 from tests.weights.weight_cluster import PATIENT, SHORT, WAIT, alive, broadcaster, holds, publish, settings, step
 from tests.weights.weight_parts import make_tensors
@@ -90,25 +90,26 @@ def test_a_worker_stopped_beyond_the_deadline_is_reported_and_the_others_recover
 
 
 @pytest.mark.parametrize("phase", ["rendezvous", "transfer"])
-def test_a_worker_that_is_told_to_be_stopped_is_not_waited_for(cluster, phase):
+def test_a_worker_that_is_stopped_is_waited_for_for_seconds_alone(cluster, phase):
     workers = cluster.workers("a", "b")
-    caster = broadcaster(cluster, grace=2.0, rendezvous_timeout=WAIT, transfer_timeout=WAIT)
+    here = ray.get_runtime_context().get_node_id()
+    processes = {name: Process(pid, here) for name, (_, pid) in cluster.taken.items()}
+    caster = broadcaster(
+        cluster, grace=2.0, process_of=processes.get, rendezvous_timeout=10 * WAIT, transfer_timeout=10 * WAIT
+    )
     if phase == "rendezvous":
         os.kill(cluster.taken["a"][1], signal.SIGSTOP)
     else:
         ray.get(workers["a"].fault.remote(at=1, act="stop", times=1), timeout=WAIT)
-    step(cluster, 1)
-
-    async def tell() -> PublishReport:
-        publishing = asyncio.ensure_future(caster.publish(1, workers))
-        while not is_stopped(cluster.taken["a"][1]):
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)
-        caster.lose("a", "its process is stopped")
-        return await asyncio.wait_for(publishing, WAIT / 2)
-
-    assert asyncio.run(tell()).failed == {"a": "its process is stopped"}
+    report = publish(caster, cluster, 1, workers)
+    assert list(report.failed) == ["a"]
+    assert report.failed["a"].endswith("its process is stopped")
     holds(workers["b"], 1)
+    # so it is for a newcomer alone, of which nobody else hears
+    os.kill(cluster.taken["b"][1], signal.SIGSTOP)
+    alone = asyncio.run(asyncio.wait_for(caster.catch_up(1, "b", workers["b"]), WAIT))
+    os.kill(cluster.taken["b"][1], signal.SIGCONT)
+    assert alone.failed["b"].endswith("its process is stopped")
     alive(cluster)
     cluster.give_back(spent=("a",))
 

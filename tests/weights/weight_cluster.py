@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import ray
 
 from pods_cluster.config import WeightsConfig
+from pods_cluster.stopped_process import Process
 from pods_cluster.weights.broadcast import Broadcaster, PublishReport
 from pods_cluster.weights.fingerprint import fingerprints
 from tests.weights import weight_parts
@@ -66,8 +68,10 @@ class Cluster:
         self.taken = {}
 
 
-def broadcaster(cluster: Cluster, grace: float = 5.0, **fields: Any) -> Broadcaster:
-    return Broadcaster(cluster.learner, settings(**(fields or PATIENT)), "run", grace=grace)
+def broadcaster(
+    cluster: Cluster, grace: float = 5.0, process_of: Callable[[str], Process | None] = lambda _: None, **fields: Any
+) -> Broadcaster:
+    return Broadcaster(cluster.learner, settings(**(fields or PATIENT)), "run", grace=grace, process_of=process_of)
 
 
 def step(cluster: Cluster, version: int, sleep: float = 0.0) -> None:
