@@ -83,9 +83,7 @@ def test_a_controller_that_stops_answering_ends_the_command_where_nothing_is_sta
     thread = threading.Thread(target=hang_in_a_step)
     thread.start()
     try:
-        with pytest.raises(
-            RunError, match=r"hung/controller/0: the run's controller did not answer for 5 s.*--resume"
-        ):
+        with pytest.raises(RunError, match=r"hung/controller/0: the run's controller did not answer for 5 s.*--resume"):
             driver.train(config_of(made, tmp_path, "hung", "run.restarts=0"), live=False)
     finally:
         thread.join()

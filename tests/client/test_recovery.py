@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks._faulted_run import Fault, FaultedRun
-from benchmarks.soak import soak
+from benchmarks.soak import KILLS, soak
 from pods_cluster.client import driver
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.config import Config, load_config
@@ -120,14 +120,24 @@ def test_a_process_that_is_stopped_is_noticed(
     assert "answer" in event["text"]
 
 
-@pytest.mark.slow  # a run of its own command
-def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(cold: None, made: Made, tmp_path: Path) -> None:
+@pytest.mark.slow  # two minutes
+def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(
+    made: Made, tmp_path: Path, record_property: Measured
+) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.name", "run.dir"))]
-    roles = ("generator", "learner", "selector", "controller", "scorer")
-    result = soak(tmp_path, settings, steps=22, every=4, kills=[Fault(role) for role in roles])
-    assert result["exit_codes"] == [0], (tmp_path / "soak.log").read_text()[-3000:]
-    assert result["steps_recorded"] == 22
-    assert {fault for _, fault, *_ in result["faults"]["rows"]} == {f"{role} killed" for role in roles}
+    settings += ["generator.workers=2", "run.checkpoint.copy_every=5"]
+    result = soak(tmp_path, settings, steps=200, every=19, warm=True)
+    said = (tmp_path / "soak.log").read_text()[-3000:]
+    for fault in result["faults"]["rows"]:
+        row = dict(zip(result["faults"]["columns"], fault, strict=True))
+        assert row["seconds"] is not None, said
+        record_property("measured", f"{row['fault']}: the second step after it came after {row['seconds']:.1f} s")
+    assert {fault for _, fault, *_ in result["faults"]["rows"]} == {str(fault) for fault in KILLS}
+    assert (result["faults_done"], result["faults_not_done"], result["ended_wrongly"]) == (10, [], 0), said
+    # killed, told to end, and done
+    assert sorted(result["exit_codes"]) == [-9, 0, 0], said
+    assert result["exit_codes"][-1] == 0
+    assert result["steps_recorded"] == 200
     assert not result["processes_left"]
     assert not result["ports_left"]
     assert not result["shared_memory_left"]
