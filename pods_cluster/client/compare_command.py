@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +41,9 @@ def compare_runs(
     share: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Without --target: this share of the baseline's best (0.99).")
     ] = None,
+    gain: Annotated[
+        float | None, typer.Option(help="Without --target: so much above the baseline's start, as in 0.05.")
+    ] = None,
     hold: Annotated[
         bool, typer.Option("--hold", help="Only measured points count, as in the paper; else lines between them do.")
     ] = False,
@@ -57,9 +59,9 @@ def compare_runs(
     `pods compare runs/my-sweep`, or `pods compare pods=runs/a pods=runs/b grpo=runs/c grpo=runs/d --baseline grpo`.
     """
     grouped, given = read_arms(runs)
-    goal = Target(given.get("target") if target is None else target, share or given.get("share") or SHARE)
-    if share is not None and target is None:
-        goal = replace(goal, value=None)
+    goal = target_of(given)
+    if target is not None or gain is not None or share is not None:
+        goal = Target(target, share or goal.share, gain)
     wanted = metric or given.get("metric") or ACCURACY
     try:
         found = compare(grouped, baseline=baseline or given.get("baseline"), metric=wanted, target=goal, hold=hold)
@@ -113,6 +115,11 @@ def read_arms(arguments: list[str]) -> tuple[dict[str, list[RunSeries]], dict[st
     return grouped, given
 
 
+def target_of(given: dict[str, Any]) -> Target:
+    """The target that a sweep's file names, of what `read_arms` gives; without one: 99 % of the baseline's best."""
+    return Target(given.get("target"), given.get("share") or SHARE, given.get("gain"))
+
+
 def _sweep_file(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -126,9 +133,7 @@ def _sweep_file(file: Path) -> dict[str, Any]:
 def compare_folder(folder: Path) -> Comparison:
     """The comparison of a sweep's folder, with the baseline and the target that its file names. Raises CurveError."""
     grouped, given = read_arms([str(folder)])
-    return compare(
-        grouped, baseline=given["baseline"], metric=given["metric"], target=Target(given["target"], given["share"])
-    )
+    return compare(grouped, baseline=given["baseline"], metric=given["metric"], target=target_of(given))
 
 
 def draw(grouped: dict[str, list[RunSeries]], metric: str, folder: Path, name: str = "comparison") -> list[Path]:
@@ -180,6 +185,12 @@ def render(found: Comparison) -> RenderableType:
     return Group(results, *_speed_ups(found, value), *(Text(line, style="dim") for line in _remarks(found)))
 
 
+def _where_from(target: Target, value: Any) -> str:
+    if target.value is not None:
+        return ""
+    return f" ({target.share:.0%} of its best)" if target.gain is None else f" (its start and {value(target.gain)})"
+
+
 def _speed_ups(found: Comparison, value: Any) -> list[Table]:
     """A row for each arm and axis: narrow enough for a log of 80 columns."""
     others = [arm for arm in found.arms if arm.label != found.baseline and arm.axes]
@@ -187,7 +198,7 @@ def _speed_ups(found: Comparison, value: Any) -> list[Table]:
     if not others:
         return []
     goal = next(iter(base.axes.values())).ratio.target
-    told = value(goal) + ("" if found.target.value is not None else f" ({found.target.share:.0%} of its best)")
+    told = value(goal) + _where_from(found.target, value)
     title = f"times sooner than {escape(found.baseline)} at {told}"
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for column in ("arm", "over", found.baseline, "arm at", "sooner", "95 %"):

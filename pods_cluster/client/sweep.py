@@ -114,6 +114,7 @@ def write_sweep_file(sweep: Sweep) -> Path:
         "baseline": sweep.config.baseline_arm,
         "metric": sweep.config.metric,
         "target": sweep.config.target,
+        "gain": sweep.config.gain,
         "share": sweep.config.share,
         "arms": arms,
     }

@@ -76,8 +76,8 @@ def notes(loaded: Sweep) -> list[str]:
         )
     if len({run.config.learner.prompts_per_step for run in runs}) > 1:
         found.append("learner.prompts_per_step differs between the arms: their steps are not alike")
-    if not all(run.config.run.eval.every for run in runs):
-        found.append("run.eval.every is 0 in some arm: it cannot be compared by accuracy")
+    if not all(run.config.run.eval.on for run in runs):
+        found.append("run.eval.every is 0 in some arm, and run.eval.minutes too: it cannot be compared by accuracy")
     return found
 
 

@@ -13,7 +13,11 @@ class EvalConfig(Section):
     """Evaluation on held-out rows."""
 
     every: int = Field(default=10, ge=0)
-    """Steps between evaluations (also before the first and after the last step); 0: none."""
+    """Steps between evaluations (also before the first and after the last step); 0: none by steps."""
+    minutes: float = Field(default=0.0, ge=0)
+    """An evaluation is also due after the step with which so many minutes of steps are over, and after twice as many, and so
+    on; what evaluations and checkpoints take does not count. Runs of other speed are so compared at the same times.
+    0: none by time."""
     samples: int = Field(default=1, ge=0)
     """Sampled completions for each row, in addition to the greedy one; 0: greedy only."""
     temperature: float = Field(default=1.0, gt=0, le=10)
@@ -22,6 +26,17 @@ class EvalConfig(Section):
     """Nucleus (top-p) of the sampled completions; for evaluation only."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Longest completion; left out: `generator.max_tokens`."""
+
+    @property
+    def on(self) -> bool:
+        """Whether there are evaluations."""
+        return bool(self.every or self.minutes)
+
+    def is_due(self, step: int, seconds: float, before: float) -> bool:
+        """Whether one is due after `step`, with which the steps have taken `seconds` in all, and `before` without it."""
+        period = 60.0 * self.minutes
+        by_time = bool(period) and int(seconds / period) > int(before / period)
+        return by_time or bool(self.every and step % self.every == 0)
 
 
 class CheckpointConfig(Section):

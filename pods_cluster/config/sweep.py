@@ -73,7 +73,10 @@ class SweepConfig(Section):
     metric: str = "eval/greedy_accuracy"
     """What is compared."""
     target: float | None = None
-    """The value to reach, named before the runs; left out: `share` of the baseline's best."""
+    """The value to reach, named before the runs; left out: `gain` or `share`."""
+    gain: float | None = Field(default=None, gt=0)
+    """The value to reach is the baseline's before its first step, and this on top of it: named before the runs where nobody
+    knows yet what the model starts with."""
     share: float = Field(default=0.99, gt=0, le=1)
     """Share of the baseline's best that counts as reaching it."""
     parallel: int | Literal["auto"] = 1
@@ -112,6 +115,10 @@ class SweepConfig(Section):
         found = self.all_arms()
         if not found:
             raise ValueError("a sweep needs arms: give three_arms, arms or grid")
+        if self.target is not None and self.gain is not None:
+            raise ValueError(
+                f"target: {self.target:g} and gain: {self.gain:g} both say what is to be reached; leave one out"
+            )
         if self.baseline is not None and self.baseline not in found:
             raise ValueError(f"baseline: {self.baseline!r} is none of the arms {', '.join(found)}")
         return self

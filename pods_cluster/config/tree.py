@@ -100,12 +100,13 @@ class Config(Section):
                 f"learner.warmup_steps: {self.learner.warmup_steps} is more than run.steps: {self.run.steps}; "
                 f"the learning rate would never reach its peak: lower it"
             )
-        if self.run.eval.every and self.data.eval is None and "every" in self.run.eval.model_fields_set:
-            yield (
-                f"run.eval.every: {self.run.eval.every} needs held-out rows; add data.eval (path or split), "
-                f"or set run.eval.every: 0"
-            )
-        if self.run.checkpoint.best is not None and not self.run.eval.every:
+        for name, wanted in (("every", self.run.eval.every), ("minutes", self.run.eval.minutes)):
+            if wanted and self.data.eval is None and name in self.run.eval.model_fields_set:
+                yield (
+                    f"run.eval.{name}: {wanted:g} needs held-out rows; add data.eval (path or split), "
+                    f"or set run.eval.{name}: 0"
+                )
+        if self.run.checkpoint.best is not None and not self.run.eval.on:
             yield (
                 f"run.checkpoint.best: {self.run.checkpoint.best!r} is never measured without evaluations; add data.eval (path "
                 f"or split) and run.eval.every, or leave it out"

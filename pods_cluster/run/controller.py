@@ -84,7 +84,7 @@ class Controller:
         self.tokenizer = load_tokenizer(config.model, light=True)
         self.stream = load_prompts(config, self.tokenizer)
         config = self.config = resolved(config, self.tokenizer, len(self.stream))
-        self.held_out = load_eval(config, self.tokenizer) if config.run.eval.every else []
+        self.held_out = load_eval(config, self.tokenizer) if config.run.eval.on else []
         check_turns(config, self.tokenizer)
         printed = Printed()
         if config.scoring.preload:

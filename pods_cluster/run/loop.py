@@ -148,7 +148,8 @@ class Run(RunParts):
         self.learner_changes = False
         seconds = clock.total()
         self.seconds += seconds  # before the question whether the run is over: this step may have used up its time
-        evaluating = self._evaluation_owed = self._due(self.config.run.eval.every) or self._over()
+        due = self.config.run.eval.is_due(self.step, self.seconds, self.seconds - seconds)
+        evaluating = self._evaluation_owed = due or self._over()
         if not evaluating:  # else the learner would wait for an evaluation behind what it does not need yet
             self.assembler.continuous.serve(self.version)
         values |= tally.values(assembled_at) | clock.timings() | {"timing_s/step": seconds}
@@ -186,7 +187,7 @@ class Run(RunParts):
         self.learner_changes = False
 
     async def _evaluate(self, record: bool = True) -> dict[str, float]:
-        if not self.held_out or not self.config.run.eval.every:
+        if not self.held_out or not self.config.run.eval.on:
             return {}
         started = time.monotonic()
         report = await self.rewards.during(evaluate(self.pool, self.held_out, self.config), self.pool)
@@ -203,9 +204,6 @@ class Run(RunParts):
         self.notice("empty_step", text)
         if self._empty_steps >= EMPTY_STEPS:
             raise RunError(f"{text}. This is the {EMPTY_STEPS}th step in a row; {self.rewards.describe() or ALL_EQUAL}")
-
-    def _due(self, every: int) -> bool:
-        return bool(every) and self.step % every == 0
 
     def _over(self) -> bool:
         """Whether the last step is done, or the time that the run was given."""

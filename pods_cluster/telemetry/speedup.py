@@ -32,10 +32,12 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A value to reach: `value`, or where that is None the `share` of the highest point of the baseline's mean curve."""
+    """A value to reach: `value`, else `gain` above the first point of the baseline's mean curve, else the `share` of its
+    highest point."""
 
     value: float | None = None
     share: float = SHARE
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,8 @@ def difference(baseline: Seeded, arm: Seeded, *, hold: bool = False) -> Differen
 def _targets(means: np.ndarray, target: Target) -> np.ndarray:
     if target.value is not None:
         return np.full(len(means), target.value)
+    if target.gain is not None:
+        return means[:, 0] + target.gain
     return target.share * means.max(axis=1)
 
 

@@ -152,6 +152,12 @@ def problem(*overrides: str) -> str:
         (["data.streaming=true", "data.mix=[{path: b.jsonl}]"], "data.mix", "streaming", "set streaming: false"),
         (["run.max_seconds=0"], "run.max_seconds", "0", "greater than 0"),
         (["run.eval.every=5"], "run.eval.every", "5", "add data.eval (path or split), or set run.eval.every: 0"),
+        (
+            ["run.eval.minutes=0.5"],
+            "run.eval.minutes",
+            "0.5",
+            "add data.eval (path or split), or set run.eval.minutes: 0",
+        ),
         (["run.steps=0"], "run.steps", "0", "greater than or equal to 1"),
         (["run.seed=-1"], "run.seed", "-1", "greater than or equal to 0"),
         (["run.name=a/b"], "run.name", "'a/b'", "use letters, digits"),

@@ -46,6 +46,12 @@ def test_three_arms_make_and_train_what_the_paper_says(tmp_path: Path) -> None:
     assert [run.seed for run in found.runs] == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_target_and_a_gain_are_one_too_many(tmp_path: Path) -> None:
+    assert load_sweep(sweep_file(tmp_path, "three_arms: {n: 8, m: 4}\ngain: 0.03\n")).config.gain == 0.03
+    with pytest.raises(ConfigError, match=r"target: 0.4 and gain: 0.03 both say what is to be reached; leave one out"):
+        load_sweep(sweep_file(tmp_path, "three_arms: {n: 8, m: 4}\ntarget: 0.4\ngain: 0.03\n"))
+
+
 def test_a_grid_is_crossed_with_the_arms(tmp_path: Path) -> None:
     text = """
 arms: {pods: {}, none: {selector: {rule: random}}}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from pods_cluster.config.run_settings import EvalConfig
 from pods_cluster.generation.messages import EvalRow, EvalSample
 from pods_cluster.run.evaluation import evaluate
 from pods_cluster.run.loop import Run
+from pods_cluster.run.step_numbers import StageClock
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.types import Prompt, SamplingParams
 from tests.run.made_up_loop import Loop
@@ -131,6 +134,25 @@ def test_the_step_that_uses_up_the_time_is_evaluated(tmp_path: Path) -> None:
     assert loop.run.step == 1
     records = {record["step"]: record for record in loop.folder.read_metrics()}
     assert records[1]["eval/greedy_accuracy"] is not None
+
+
+def test_runs_are_evaluated_at_fixed_times_of_training() -> None:
+    settings = EvalConfig(every=0, minutes=0.5)
+    ends = [0.0, 12.0, 29.9, 30.0, 45.0, 59.0, 95.0, 96.0]
+    due = [settings.is_due(step, *reversed(pair)) for step, pair in enumerate(itertools.pairwise(ends), 1)]
+    # the first step that ends at or after 30 s; the long one that passed 60 and 90 s
+    assert due == [False, False, True, False, False, True, False]
+    assert not EvalConfig(every=0).on
+    assert EvalConfig(every=0, minutes=0.5).on
+    both = EvalConfig(every=4, minutes=0.5)
+    assert [both.is_due(step, 20.0, 10.0) for step in (3, 4)] == [False, True]
+
+
+def test_a_loop_evaluates_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Judged(tmp_path, "run.eval={every: 0, minutes: 1, samples: 0}", "run.steps=6")
+    monkeypatch.setattr(StageClock, "total", lambda clock: 25.0)  # seconds of each step
+    loop.main()
+    assert sorted({row["step"] for row in loop.folder.read_evals()}) == [0, 3, 5, 6]
 
 
 def test_a_run_ends_when_its_time_is_up_with_an_evaluation_and_a_state(

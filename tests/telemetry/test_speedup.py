@@ -44,6 +44,17 @@ def test_the_grid_has_every_point_that_all_curves_cover() -> None:
         on_common_grid([curves[0], (np.array([6.0, 7.0]), np.zeros(2))])
 
 
+def test_a_gain_counts_from_the_baselines_start() -> None:
+    baseline = {0: (np.array([0.0, 10.0]), np.array([0.2, 0.4])), 1: (np.array([0.0, 10.0]), np.array([0.3, 0.5]))}
+    arm = {0: (np.array([0.0, 10.0]), np.array([0.2, 0.6])), 1: (np.array([0.0, 10.0]), np.array([0.3, 0.7]))}
+    found = speed_up(baseline, arm, Target(gain=0.1))
+    assert found.target == pytest.approx(0.35)
+    assert (found.baseline_at, found.arm_at, found.value) == pytest.approx((5.0, 2.5, 2.0))
+    # each resample has a start of its own: the rise is the same, and so the times
+    assert (found.low, found.high) == pytest.approx((2.0, 2.0))
+    assert speed_up(baseline, arm, Target(0.5, gain=0.1)).target == 0.5
+
+
 def test_a_known_speed_up() -> None:
     baseline = {seed: ramp(0.8, 40 + seed) for seed in range(3)}
     arm = {seed: ramp(0.8, 20 + seed / 2) for seed in range(3)}
