@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._result_file import records
 from benchmarks.scale_inputs import EngineSpeed, Parts, Workload, lognormal, uniform
 from benchmarks.scale_model import simulate
 
@@ -49,11 +50,11 @@ def _paced_runs() -> list[Case]:
     overlap, wide = read_result("overlap"), uniform(1, 128)
     engine = EngineSpeed(0.0, 1 / 4000, 256)
     for row in overlap["overlap"]:
-        work = Workload(generators=2, prompts=8, n=32, m=8, staleness=row["staleness"], lengths=wide)
+        work = Workload(generators=2, prompts=8, n=32, m=8, staleness=row["staleness"], lengths=wide, batches=True)
         parts = Parts(update=fixed(row["balanced_seconds"]), publish=0.05)
         cases.append((f"overlap, staleness {row['staleness']}", 1 / row["steps_per_second"], work, engine, parts))
     for row in overlap["generators"]:
-        work = Workload(generators=row["generators"], prompts=8, n=32, m=8, staleness=1, lengths=wide)
+        work = Workload(generators=row["generators"], prompts=8, n=32, m=8, staleness=1, lengths=wide, batches=True)
         parts = Parts(update=fixed(1 / row["learner_bound_steps_per_second"] - 0.05), publish=0.05)
         cases.append((f"overlap, {row['generators']} generators", 1 / row["steps_per_second"], work, engine, parts))
     drained = read_result("continuous")
@@ -78,6 +79,10 @@ def _paced_runs() -> list[Case]:
 
 SHARED_BASE = 0.003
 """Seconds of an engine step of 0.5B without rollouts, where three share an H200: fitted to one run, `sync`, alone."""
+SHARE = 0.2
+"""Share of its speed that an engine keeps while the learner on its card updates: fitted to one run, `grpo-ga`, alone."""
+FIRST = 3
+"""First steps of a run that are left out, as those of the model are: the engines' start is in them."""
 
 
 def _vllm_runs() -> list[Case]:
@@ -88,36 +93,74 @@ def _vllm_runs() -> list[Case]:
     pause = statistics.median(item["longest_gap_seconds"] for item in read_result("weights_3b_h200")["pauses"])
     cases: list[Case] = []
 
-    def add(name: str, measured: float, engine: EngineSpeed, generators: int, prompts: int, staleness: int,
-            mean: float, no_signal: float, update: float, publish: float) -> None:  # fmt: skip
-        work = Workload(generators=generators, prompts=prompts, n=N, m=M, staleness=staleness,
-                        lengths=lognormal(mean, 0.4, 512), no_signal=no_signal, steps=40)  # fmt: skip
-        cases.append((name, measured, work, engine, Parts(update=fixed(update), publish=publish, pause=pause)))
+    def add(name: str, measured: float, engine: EngineSpeed, update: float, publish: float, *, mean: float,
+            prompts: int = 8, **run: Any) -> None:  # fmt: skip
+        work = Workload(prompts=prompts, n=N, m=M, lengths=lognormal(mean, 0.4, 512), steps=40, batches=True, **run)
+        parts = Parts(update=fixed(update), publish=publish, pause=pause)
+        cases.append((name, measured, work, engine, parts))
 
     for arm in read_result("arms_h200")["arms"]:
         if arm["arm"] in ("sync", "k1", "k2"):
             means, fates = arm["means"], arm["fates"]
-            share = fates["no_signal"] / (fates["no_signal"] + fates["trained"])
             add(f"arms on H200, {arm['arm']}" + (" (fitted)" if arm["arm"] == "sync" else ""),
-                1 / arm["steps_per_second"], three, 3, 8, {"sync": 0, "k1": 1, "k2": 2}[arm["arm"]],
-                means["completions/mean_length"], share, means["timing_s/update"] + means["timing_s/fetch"],
-                means["timing_s/publish"])  # fmt: skip
+                1 / arm["steps_per_second"], three, means["timing_s/update"] + means["timing_s/fetch"],
+                means["timing_s/publish"], generators=3, staleness={"sync": 0, "k1": 1, "k2": 2}[arm["arm"]],
+                mean=means["completions/mean_length"],
+                no_signal=fates["no_signal"] / (fates["no_signal"] + fates["trained"]))  # fmt: skip
     for phase in read_result("scaling_h200")["phases"]:
         steps = phase["steps"][1] - phase["steps"][0] + 1
-        mean = phase["tokens_per_second"] / phase["rollouts_per_second"]
         share = 1 - phase["trained_per_second"] * N / M / phase["rollouts_per_second"]
         alone = EngineSpeed(one.base, (512 / 27211 - one.base) / 512, 512)  # its best rate, in the same file
-        engine = alone if phase["generators"] == 1 else three
-        add(f"scaling on H200, {phase['generators']} engine(s)", phase["seconds"] / steps, engine,
-            phase["generators"], 8, 1, mean, max(share, 0.0), phase["update_seconds_median"],
-            phase["publish_seconds_median"])  # fmt: skip
+        add(f"scaling on H200, {phase['generators']} engine(s)", phase["seconds"] / steps,
+            alone if phase["generators"] == 1 else three, phase["update_seconds_median"],
+            phase["publish_seconds_median"], generators=phase["generators"], staleness=1,
+            mean=phase["tokens_per_second"] / phase["rollouts_per_second"], no_signal=max(share, 0.0))  # fmt: skip
     for file in ("gsm8k_0.5b_h200_shared", "gsm8k_0.5b_h200"):
         for run in read_result(file)["runs"]:
             if file.endswith("shared") and run["run"].startswith("LoRA"):
                 continue  # it is in the other file too
             config, stage, made = run["config"], run["seconds_per_step"], run["summary"]["rollouts"]["generated"]
             workers, steps = config["generator"]["workers"], run["summary"]["steps"]
-            add(f"GSM8K on H200, {run['run']}", stage["step"], three if workers == 3 else one, workers, 16,
-                config["staleness"], run["summary"]["tokens"]["sampled"] / made, 1 - steps * 16 * N / made,
-                stage["update"] + stage["fetch"], stage["publish"])  # fmt: skip
+            tokens = run["summary"]["tokens"]["sampled"]
+            measured = statistics.mean(run["curves"]["timing_s/step"][FIRST:])
+            engine = one
+            if workers == 3:  # always full: their best rate is in their idle share
+                best = tokens / steps / measured / (1 - run["idle_shares"]["generator"]) / workers
+                engine = EngineSpeed(SHARED_BASE, (512 / best - SHARED_BASE) / 512, 512)
+            add(f"GSM8K on H200, {run['run']}", measured, engine, stage["update"] + stage["fetch"], stage["publish"],
+                generators=workers, prompts=16, staleness=config["staleness"], mean=tokens / made,
+                no_signal=1 - steps * 16 * N / made)  # fmt: skip
+    return [*cases, *_newer_vllm_runs(pause)]
+
+
+def _newer_vllm_runs(pause: float) -> list[Case]:
+    """Runs since groups are issued as the engines have room, and with our scheduler in vLLM's engine."""
+    cases: list[Case] = []
+    # Ten steps, of which the first left a stock behind: modelled with the updates of its own steps, the first one among them.
+    ten = records(read_result("two_cards_h200")["runs"][0]["steps"])
+    best = max(row["generator/tokens_per_second"] / (1 - row["generator/idle_share"]) for row in ten[FIRST:]) / 3
+    work = Workload(generators=3, prompts=16, n=N, m=M, staleness=3, lengths=LENGTHS, no_signal=0.07, steps=len(ten))
+    engine = EngineSpeed(SHARED_BASE, (512 / best - SHARED_BASE) / 512, 512)
+    updates = iter([row["timing_s/update"] for row in ten])
+    publish = statistics.mean(row["timing_s/publish"] for row in ten)
+    parts = Parts(update=lambda rollouts, tokens: next(updates), publish=publish, pause=pause)  # noqa: ARG005
+    measured = statistics.mean(row["timing_s/step"] for row in ten[FIRST:])
+    cases.append(("GSM8K on two H200s, 3 engines on a card, k=3", measured, work, engine, parts))
+    # Two engines and the learner on one card; groups without signal are left out of their step.
+    two = engine_rate("two-logprobs") / 2
+    engine = EngineSpeed(SHARED_BASE, (512 / two - SHARED_BASE) / 512, 512)
+    for row in records(read_result("evidence_h200")["parts"]["gpu"]["explains"]):
+        n, m = {"grpo": (16, 16), "grpo-ga": (64, 64), "grpo-pods": (64, 16)}[row["arm"]]
+        work = Workload(generators=2, prompts=16, n=n, m=m, staleness=1, steps=40,
+                        lengths=lognormal(row["completions/mean_length"], 0.4, 512))  # fmt: skip
+        parts = Parts(update=fixed(row["timing_s/update"]), publish=row["timing_s/publish"], pause=pause, share=SHARE)
+        name = f"GSM8K on one H200, {row['arm']}" + (" (fitted)" if row["arm"] == "grpo-ga" else "")
+        cases.append((name, row["timing_s/step"], work, engine, parts))
     return cases
+
+
+def engine_rate(arm: str) -> float:
+    """Tokens a second of an arm of the engine's benchmark at 0.5B, 64 rollouts a prompt."""
+    lines = (RESULTS / "engine_0.5b_h200.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row.get("arm") == arm and row.get("group_size") == 64]
+    return rows[-1]["tokens_per_second"]

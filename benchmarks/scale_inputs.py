@@ -33,16 +33,18 @@ class Parts:
     """Times of the service's parts, in seconds; the default of 0 is a part that costs nothing.
 
     `update(rollouts, tokens)` is what the learner group takes for a step, `publish` a new version, of which every engine
-    stands still for `pause`. The selector serves one message at a time (`selector_message`, and `selector_group` for
-    each group in it) in each of its `selectors`; the controller one group at a time (`controller_group`) in each of its
-    `controllers`, and calls each generator `calls_per_step` times a step at `controller_call`. A step costs its plan
-    `plan_rollout` for each kept rollout. Ranks take kept rollouts at the same time: `fetch_call` for each worker that a
-    rank asks, `fetch_rollout` for each rollout, and the bytes over a link of `link` bytes a second.
+    stands still for `pause`; engines on the learner's card keep `share` of their speed while it updates. The selector
+    serves one message at a time (`selector_message`, and `selector_group` for each group in it) in each of its
+    `selectors`; the controller one group at a time (`controller_group`) in each of its `controllers`, and calls each
+    generator `calls_per_step` times a step at `controller_call`. A step costs its plan `plan_rollout` for each kept
+    rollout. Ranks take kept rollouts at the same time: `fetch_call` for each worker that a rank asks, `fetch_rollout`
+    for each rollout, and the bytes over a link of `link` bytes a second.
     """
 
     update: Callable[[int, float], float]
     publish: float = 0.0
     pause: float = 0.0
+    share: float = 1.0
     ranks: int = 1
     selector_message: float = 0.0
     selector_group: float = 0.0
@@ -62,7 +64,8 @@ class Parts:
 class Workload:
     """A run: its pools, its groups and its lengths. `no_signal` of the groups are replaced; `bundle` rollouts of a group
     end at the same time, and what happens within `grain` times the service's own pauses happens together (1 and 1: as it
-    is; more makes large pools quick to model)."""
+    is; more makes large pools quick to model). With `batches` groups go out as they did before the service followed the
+    engines' room: all that the bound of staleness allows at the start of a step, and nothing while the learner trains."""
 
     generators: int
     prompts: int
@@ -74,6 +77,7 @@ class Workload:
     steps: int = 30
     bundle: int = 1
     grain: float = 1.0
+    batches: bool = False
     seed: int = 0
 
 

@@ -77,13 +77,13 @@ class _Engine:
             if self.paused > 0:
                 pause, self.paused = self.paused, 0.0
                 yield env.timeout(pause)
-            began, pace = env.now, self.speed.step_seconds(self.running)
+            began, pace = env.now, self.speed.step_seconds(self.running) / self.model.speed
             wait = max((self.heap[0][0] - self.clock) * pace, FLUSH_SECONDS * self.model.work.grain)
+            until: Any = env.timeout(wait)
             if self.running < self.speed.slots:  # more may come, and all become slower
                 self.wake = env.event()
-                yield env.timeout(wait) | self.wake
-            else:
-                yield env.timeout(wait)
+                until = until | self.wake
+            yield until if self.model.parts.share == 1 else until | self.model.other_speed
             passed = env.now - began
             self.clock += passed / pace
             self.busy += passed
@@ -127,6 +127,8 @@ class PipelineModel:
         self.holding = False
         self.issue_asked = self.env.event()
         self.changed = self.env.event()
+        self.speed = 1.0  # of engines on the learner's card
+        self.other_speed = self.env.event()
         self.selectors = [simpy.Store(self.env) for _ in range(parts.selectors)]
         self.at_work: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self.marks: list[tuple[float, float, int, float, dict[str, float]]] = []
@@ -155,7 +157,7 @@ class PipelineModel:
         while True:
             free = 0 if self.holding else self.capacity - len(self.in_flight)
             places = self.places - self.outstanding
-            count = min(free, math.ceil(places / self.work.n))
+            count = free if self.work.batches else min(free, math.ceil(places / self.work.n))
             if count <= 0:
                 self.issue_asked = self.env.event()
                 yield self.issue_asked
@@ -241,11 +243,12 @@ class PipelineModel:
         env, work, parts = self.env, self.work, self.parts
         self._mark(0)
         for step in range(1, work.steps + 1):
-            if not work.staleness:
-                yield from self._issue(work.prompts)
+            if work.batches or not work.staleness:
+                yield from self._issue(self.capacity - len(self.in_flight))
             while (chosen := self._oldest()) is None:
                 self.changed = env.event()
                 yield self.changed
+            self.holding = work.batches
             kept = len(chosen) * work.m
             tokens = sum(self.in_flight[group] for group in chosen) * work.m / work.n
             yield from self._spend("plan", kept * parts.plan_rollout)
@@ -253,7 +256,9 @@ class PipelineModel:
             asked = min(len(self.engines), per_rank)
             carried = tokens / parts.ranks * parts.bytes_per_token / parts.link
             yield from self._spend("fetch", asked * parts.fetch_call + per_rank * parts.fetch_rollout + carried)
+            self._set_speed(parts.share)
             yield from self._spend("update", parts.update(kept, tokens))
+            self._set_speed(1.0)
             self.holding = True
             for group in chosen:
                 del self.in_flight[group]
@@ -267,6 +272,12 @@ class PipelineModel:
             if not self.issue_asked.triggered:
                 self.issue_asked.succeed()
             self._mark(step)
+
+    def _set_speed(self, speed: float) -> None:
+        if speed != self.speed:
+            self.speed = speed
+            self.other_speed.succeed()
+            self.other_speed = self.env.event()
 
     def _spend(self, part: str, seconds: float) -> Generator[Any, Any, None]:
         if seconds > 0:

@@ -218,10 +218,11 @@ def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str
     console.print(table)
     if live is not None and live.workers:
         workers = Table(box=None)
-        for column in ("worker", "state", "pid", "node"):
-            workers.add_column(column)
+        for column in ("worker", "state", "pid", "node", "best tokens/s"):
+            workers.add_column(column, justify="right" if column == "best tokens/s" else "left")
         for worker in live.workers:
-            workers.add_row(escape(worker.name), worker.state, _text(worker.pid), (worker.node or "–")[:16])
+            rate = f"{worker.tokens_per_second:,.0f}" if worker.tokens_per_second else ""
+            workers.add_row(escape(worker.name), worker.state, _text(worker.pid), (worker.node or "–")[:16], rate)
         console.print(workers)
 
 

@@ -38,8 +38,9 @@ TakePrinted = Callable[[str, Printed], None]
 @dataclass(slots=True)
 class Member:
     """A worker: `load` are outstanding tokens by group, `groups` all that may have rollouts there, `sampling` rollouts in
-    its engine when it last said so, and those sent since, `rate` the best tokens a second that it has kept up, `printed`
-    how many lines of its rewards have been fetched, `told` the question whether it was told to go."""
+    its engine when it last said so, and those sent since, `rate` the best tokens a second that it has kept up, `generated`
+    its tokens since its start, `printed` how many lines of its rewards have been fetched, `told` the question whether it
+    was told to go."""
 
     handle: Any
     info: WorkerInfo
@@ -47,6 +48,7 @@ class Member:
     groups: set[GroupId] = field(default_factory=set)
     sampling: int = 0
     rate: float = 0.0
+    generated: int = 0
     printed: int = 0
     draining: bool = False
     unanswered: int = 0
@@ -107,7 +109,8 @@ class PoolMembers:
         states: dict[str, WorkerStatus] = {}
         for name, member in self._members.items():
             phase = WorkerPhase.LEAVING if member.draining else WorkerPhase.SERVING
-            states[name] = WorkerStatus(WorkerPhase.FAILED if member.failure else phase, member.info)
+            phase = WorkerPhase.FAILED if member.failure else phase
+            states[name] = WorkerStatus(phase, member.info, member.generated, member.rate)
         for name, worker in self._starting.items():
             phase = WorkerPhase.STARTING if worker.placed else WorkerPhase.WAITING
             states[name] = WorkerStatus(WorkerPhase.READY if worker.info else phase, worker.info)

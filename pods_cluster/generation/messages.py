@@ -82,10 +82,13 @@ class WorkerPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker of the pool; `info` is None until it has started."""
+    """A worker of the pool; `info` is None until it has started. `generated_tokens` are those since its start, `rate` the
+    best tokens a second that it has kept up, both as of its last answer."""
 
     phase: WorkerPhase
     info: WorkerInfo | None = None
+    generated_tokens: int = 0
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,16 @@ NOT_A_KIND = ("ray.io/node-id", "ray.io/availability-zone", "ray.io/availability
 """Labels that Ray gives to single nodes, and that say nothing about how fast they are."""
 
 
-def node_kind() -> str:
-    """Kind of the node that this process runs on: its labels, the type of its cards among them; "" outside of Ray."""
+def node_labels() -> dict[str, str]:
+    """Ray's labels of the node that this process runs on; none outside of Ray."""
     import ray
 
-    if not ray.is_initialized():
-        return ""
-    labels = ray.get_runtime_context().get_node_labels() or {}
+    return (ray.get_runtime_context().get_node_labels() or {}) if ray.is_initialized() else {}
+
+
+def node_kind() -> str:
+    """Kind of the node that this process runs on: its labels, the type of its cards among them; "" outside of Ray."""
+    labels = node_labels()
     return ", ".join(f"{key}: {labels[key]}" for key in sorted(labels) if key not in NOT_A_KIND)
 
 

@@ -59,6 +59,7 @@ class PoolCalls(PoolMembers):
         for name, answer in stats.items():
             if name in self._members:
                 self._members[name].rate = answer.saturated
+                self._members[name].generated = answer.engine.generated_tokens
         self.scoring.update({name: answer.scorers for name, answer in stats.items()})
         self.scoring.generating = sum(answer.engine.running + answer.engine.waiting for answer in stats.values())
         told = {name: answer.scorers.printed for name, answer in stats.items() if answer.scorers is not None}

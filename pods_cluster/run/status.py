@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class WorkerState(BaseModel):
-    """One worker of a live run."""
+    """One worker of a live run; a generator says how many tokens it has made, and the best tokens a second that it kept up,
+    by which prompts are shared out."""
 
     name: str
     role: Literal["controller", "selector", "generator", "learner"]
@@ -23,6 +24,8 @@ class WorkerState(BaseModel):
     node: str | None = None
     pid: int | None = None
     detail: str | None = None
+    generated_tokens: int | None = None
+    tokens_per_second: float | None = None
 
 
 class LiveStatus(BaseModel):
@@ -57,6 +60,8 @@ def live_status(config: Config, run: Run | None, stopping: str | None) -> LiveSt
             state=generator.phase.value,
             node=generator.info.node if generator.info is not None else None,
             pid=generator.info.pid if generator.info is not None else None,
+            generated_tokens=generator.generated_tokens,
+            tokens_per_second=generator.rate,
         )
         for worker, generator in run.pool.states().items()
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, cast
 
 import pytest
 
+from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.members import Member
 from pods_cluster.generation.messages import GroupRequest, Portion, WorkerInfo
 from pods_cluster.generation.pool import GeneratorPool
@@ -65,3 +67,25 @@ def test_before_anything_is_measured_all_get_the_same() -> None:
     pool, workers = pool_of("staleness=0", one=0.0, other=0.0)
     asyncio.run(pool.submit(portions(6)))
     assert workers["one"].rollouts == workers["other"].rollouts == 3 * N
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "told"),
+    [
+        ({"card": "slow"}, {"card": {"fast": 4000, "slow": 1000}}, ""),
+        ({"card": "old"}, {"card": {"fast": 4000}}, "this node has card=old"),
+        ({}, {"card": {"fast": 4000}}, "this node has no label card"),
+        ({"card": "fast"}, {"fast": 4000}, "a number, or {LABEL: {VALUE: number"),
+    ],
+)
+def test_a_paced_engine_has_the_speed_of_its_kind_of_node(
+    monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], given: dict[str, Any], told: str
+) -> None:
+    from pods_cluster.generation.engines import factory
+
+    monkeypatch.setattr(factory, "node_labels", lambda: labels)
+    if not told:
+        assert factory._rate_of_this_node(given) == 1000
+        return
+    with pytest.raises(EngineError, match=re.escape(told)):
+        factory._rate_of_this_node(given)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from pods_cluster.config import Config
 from pods_cluster.config.builtin_options import wrong_options
 from pods_cluster.generation.engine import Engine, EngineError
+from pods_cluster.generation.node_notice import node_labels
 
 
 def make_engine(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
@@ -63,6 +64,8 @@ def _paced(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
     known = tuple(name for name in inspect.signature(PacedEngine.__init__).parameters if name not in ("self", *given))
     options = dict(config.generator.engine_options)
     _check_options(options, known, "paced")
+    if isinstance(rates := options.get("tokens_per_second"), Mapping):
+        options["tokens_per_second"] = _rate_of_this_node(rates)
     end_id = tokenizer.eos_token_id
     if not isinstance(end_id, int):
         raise EngineError(
@@ -71,6 +74,21 @@ def _paced(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
     special = set(tokenizer.all_special_ids)
     tokens = [token for token in range(len(tokenizer)) if token not in special]
     return PacedEngine(tokens=tokens, end_id=end_id, max_sequences=config.generator.max_sequences, **options)
+
+
+def _rate_of_this_node(rates: Mapping[str, Any]) -> Any:
+    """The rate of `{label: {value: rate}}` that is meant for this node."""
+    field = "generator.engine_options.tokens_per_second"
+    if len(rates) != 1 or not all(isinstance(values, Mapping) for values in rates.values()):
+        raise EngineError(
+            f"{field}: {dict(rates)}: a number, or {{LABEL: {{VALUE: number, …}}}} for nodes of several kinds"
+        )
+    ((label, values),) = rates.items()
+    here = node_labels().get(label)
+    if here not in values:
+        told = f"has {label}={here}" if here is not None else f"has no label {label}"
+        raise EngineError(f"{field}: {dict(values)}: this node {told}; give each kind of node its rate")
+    return values[here]
 
 
 def _check_options(options: Mapping[str, Any], known: tuple[str, ...], engine: str) -> None:
