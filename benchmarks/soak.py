@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import shutil
 import statistics
 import tempfile
 import time
@@ -256,6 +257,17 @@ def _accuracy(folder: RunFolder) -> dict[str, float | None]:
     }
 
 
+def keep(runs: Path, folder: Path) -> None:
+    """Copy what tells how the runs went: their output and events, and what Ray's GCSs said."""
+    ray = Path(tempfile.gettempdir()) / "ray"
+    for root, pattern in ((runs, "*.log"), (runs, "*/events.jsonl"), (ray, "session_2*/logs/gcs_server*")):
+        for path in root.glob(pattern):
+            if path.stat().st_size and path.stat().st_mtime > runs.stat().st_ctime - 7200:
+                target = folder / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+
+
 def _model(arguments: argparse.Namespace) -> list[str]:
     """The settings that say where model and rows are; made where they were not given."""
     model, train, test = arguments.model, arguments.train, arguments.test
@@ -288,6 +300,7 @@ def main() -> None:
     )
     parser.add_argument("--exact", action="store_true", help="only faults that leave no trace in the weights")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--keep", type=Path, help="folder for the events and logs of the runs and of Ray's GCS")
     parser.add_argument("overrides", nargs="*", help="key=value, as in model.path=…")
     arguments = parser.parse_args()
     if (arguments.model is None) != (arguments.train is None) or (arguments.model is None) != (arguments.test is None):
@@ -310,6 +323,8 @@ def main() -> None:
             warm=arguments.warm,
             told=lambda result: write_result(arguments.out, result),
         )
+        if arguments.keep is not None:
+            keep(Path(folder), arguments.keep)
     print(json.dumps({name: value for name, value in result.items() if name != "faults"}, indent=1, default=str))
 
 

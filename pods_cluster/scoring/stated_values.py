@@ -6,6 +6,7 @@ r"""The values that an answer states, and whether a formula is too large for a c
 
 from __future__ import annotations
 
+import math
 import re
 
 from pods_cluster.scoring.final_answer import parse_number
@@ -84,7 +85,11 @@ def too_large_to_evaluate(text: str) -> bool:
         elif (number := re.search(r"(\d+)$", before)) and int(number[1]) > LARGEST_FACTORIAL:
             return True
     large = r"\\(?:d?binom|tbinom|sum|prod|int|lim|gcd|operatorname)(?![A-Za-z])"
-    return bool(re.search(large, plain) and re.search(r"\d{6}", plain))
+    powers = re.finditer(r"(\d+)(?:\^|\*\*)[{(]?(\d+)", plain)
+    return bool(re.search(large, plain)) and (
+        re.search(r"\d{6}", plain) is not None
+        or any(int(power[2]) * math.log10(max(int(power[1]), 1)) >= 6 for power in powers)
+    )
 
 
 def _value(part: str) -> str | None:

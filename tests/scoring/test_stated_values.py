@@ -124,6 +124,7 @@ def test_spellings_of_one_value(gold, candidate):
         "((10!)!)!",
         "(9^{999})^{999}",
         "\\binom{10000000}{5000000}",
+        "\\binom{10^9}{5\\cdot 10^8}",
         "\\sum_{k=1}^{100000000} k!",
         "7^{9999999 \\cdot 9999999}",
         "2**99999999",
@@ -140,7 +141,18 @@ def test_a_monster_beside_an_ordinary_term_is_refused():
 
 @pytest.mark.parametrize(
     "formula",
-    ["e^{x^2}", "2^{3^2}", "2^{100}", "10!", "x^{n+1}", "\\frac{1}{2}", "5^{2n}", "\\binom{10}{3}", "20! / 18!"],
+    [
+        "e^{x^2}",
+        "2^{3^2}",
+        "2^{100}",
+        "10!",
+        "x^{n+1}",
+        "\\frac{1}{2}",
+        "5^{2n}",
+        "\\binom{10}{3}",
+        "20! / 18!",
+        "\\sum_{k=1}^{5} 2^{17}",
+    ],
 )
 def test_ordinary_formulas_are_not_refused(formula):
     assert not too_large_to_evaluate(formula)
