@@ -14,7 +14,8 @@ def node_labels() -> dict[str, str]:
     """Ray's labels of the node that this process runs on; none outside of Ray."""
     import ray
 
-    return (ray.get_runtime_context().get_node_labels() or {}) if ray.is_initialized() else {}
+    labels = (ray.get_runtime_context().get_node_labels() or {}) if ray.is_initialized() else {}
+    return {name: str(value) for name, value in labels.items()}
 
 
 def node_kind() -> str:

