@@ -110,6 +110,9 @@ class DataConfig(Section):
     revisit: float | None = Field(default=None, gt=0, le=1)
     """Skip prompts, before any rollout is made, whose last groups had no signal (GRESO): after z such groups in a row one is
     tried with the chance revisit^z in each epoch, and at the latest in the fifth. null, or 1: none is skipped."""
+    revisit_target: float | None = Field(default=None, gt=0, lt=1)
+    """Wanted share of groups without signal (GRESO: 0.25), to which the chance adapts from `revisit` on (GRESO: 0.5): after each
+    step by 0.01, apart for prompts that were answered right (a third of the share) and wrong. null: the chance stays."""
     curriculum: CurriculumConfig | None = None
     """Skip prompts by their past pass rate, before any rollout is made: the further it is from `target`, the more often, and
     never in more than four epochs in a row. Left out: all prompts come in each epoch."""

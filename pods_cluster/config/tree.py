@@ -78,6 +78,11 @@ class Config(Section):
                 "data.mix: several datasets are mixed as one table, which data.streaming: true does not make; put their files "
                 "into one folder, or set streaming: false"
             )
+        if self.data.revisit_target is not None and self.data.revisit is None:
+            yield (
+                f"data.revisit_target: {self.data.revisit_target:g} adapts the chance that data.revisit begins with, and that is "
+                f"not given; set data.revisit: 0.5, or leave revisit_target out"
+            )
         longest = self.data.max_prompt_tokens + self.generator.max_tokens
         if self.learner.tokens_per_microbatch < longest:
             yield (

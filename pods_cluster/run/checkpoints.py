@@ -47,7 +47,8 @@ class RunState:
 
     `stream` and `ledger` are states of the prompt stream and of the staleness ledger. `attempts` are [epoch, row, count]
     of rows that were tried and not trained, `given_up` rows that are left out as they ended every engine, `silent` rows
-    whose last groups had no signal (`PromptHistory.state`), `pass_rates` the past of the curriculum (`Curriculum.state`).
+    whose last groups had no signal (`PromptHistory.state`), `revisit` the chances with which those are tried, where they
+    adapt, `pass_rates` the past of the curriculum (`Curriculum.state`).
     `seconds` the run has worked, and trained on `trained_tokens` of prompts and completions; `rollouts_per_prompt` is the n
     that it chose last (None: a checkpoint from before it could choose).
     """
@@ -62,6 +63,7 @@ class RunState:
     attempts: list[list[int]]
     given_up: list[int] = field(default_factory=list)
     silent: list[list[int]] = field(default_factory=list)
+    revisit: list[float] = field(default_factory=list)
     pass_rates: list[list[float]] = field(default_factory=list)
     rollouts_per_prompt: int | None = None
 

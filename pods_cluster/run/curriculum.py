@@ -14,7 +14,7 @@ resumed run makes the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pods_cluster.config import Config
 from pods_cluster.run.evaluation import accuracy_reward
@@ -39,35 +39,47 @@ def chance(rate: float, target: float, floor: float) -> float:
     return max(floor, math.exp(-2 * divergence))
 
 
+def pass_rate(config: Config) -> Callable[[GroupStats], float]:
+    """A function that gives the pass rate of a group: the mean of the first reward with a positive weight, as a share of its
+    declared range ([0, 1] without one); NaN where no rollout has a value of it."""
+    reward = accuracy_reward(config)
+    return share_of(reward.key, declared_range(reward) or (0.0, 1.0))
+
+
+def share_of(reward: str, bounds: tuple[float, float]) -> Callable[[GroupStats], float]:
+    """A function that gives the mean of a reward over a group, 0 and 1 being the ends of its range."""
+    low, high = bounds
+
+    def rate(stats: GroupStats) -> float:
+        mean = stats.parts_mean.get(reward, math.nan)
+        return mean if math.isnan(mean) else min(1.0, max(0.0, (mean - low) / (high - low)))
+
+    return rate
+
+
 class Curriculum:
     """The past pass rates of prompts, by row of the dataset, and whether a prompt is left out in an epoch.
 
-    A pass rate is the mean of the first reward with a positive weight over the rollouts of a group, as a share of its
-    declared range ([0, 1] without one), averaged over groups (`WEIGHT`).
+    A pass rate is that of a group, `rate`, averaged over groups (`WEIGHT`).
     """
 
-    def __init__(self, target: float, floor: float, seed: int, reward: str, bounds: tuple[float, float]) -> None:
-        """reward: its name in the statistics of groups (`parts_mean`). bounds: the ends of its range."""
+    def __init__(self, target: float, floor: float, seed: int, rate: Callable[[GroupStats], float]) -> None:
         self.target, self.floor = target, floor
-        self._seed, self._reward, self._bounds = seed, reward, bounds
+        self._seed, self._rate = seed, rate
         self._rates: dict[int, tuple[float, int]] = {}  # row -> (pass rate, epoch of the last group)
 
     @classmethod
     def of(cls, config: Config) -> Curriculum | None:
         """That of a run's configuration, if it has one."""
-        wanted, reward = config.data.curriculum, accuracy_reward(config)
-        if wanted is None:
-            return None
-        return cls(wanted.target, wanted.floor, config.run.seed, reward.key, declared_range(reward) or (0.0, 1.0))
+        wanted = config.data.curriculum
+        return wanted and cls(wanted.target, wanted.floor, config.run.seed, pass_rate(config))
 
     def saw(self, epoch: int, row: int, stats: GroupStats) -> None:
         """A group of this row was complete. One without a valid value of the reward says nothing."""
-        mean = stats.parts_mean.get(self._reward, math.nan)
+        newest = self._rate(stats)
         rate, last = self._rates.get(row, (math.nan, -1))
-        if math.isnan(mean) or last >= epoch:  # a step that was broken off is made again: its groups count once
+        if math.isnan(newest) or last >= epoch:  # a step that was broken off is made again: its groups count once
             return
-        low, high = self._bounds
-        newest = min(1.0, max(0.0, (mean - low) / (high - low)))
         self._rates[row] = newest if math.isnan(rate) else rate + WEIGHT * (newest - rate), epoch
 
     def skips(self, epoch: int, row: int) -> bool:

@@ -156,6 +156,7 @@ class Run(RunParts):
         values["weights/version"] = self.version
         values["groups/in_flight"] = len(self.ledger.in_flight)
         values["num_tokens"] = self.updates.trained_tokens
+        self.assembler.supply.history.adapt()
         values |= self.assembler.supply.metrics() | process_memory().metrics("controller")
         stats = await asked
         self.rewards.look(self.pool.scoring)

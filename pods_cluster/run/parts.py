@@ -144,7 +144,7 @@ class RunParts:
         # of another dataset the rows have other numbers
         same = self.stream.note is None
         silent, pass_rates = (state.silent, state.pass_rates) if same else ([], [])
-        self.assembler.supply.restore(state.given_up, silent, pass_rates)
+        self.assembler.supply.restore(state.given_up, silent, pass_rates, state.revisit)
         self.assembler.restore_attempts(state.attempts)
         if state.rollouts_per_prompt is not None:
             self.balancer.restore(state.rollouts_per_prompt)
@@ -166,6 +166,7 @@ class RunParts:
             attempts=self.assembler.attempts_to_save(),
             given_up=self.assembler.supply.rows_given_up,
             silent=self.assembler.supply.silent_rows,
+            revisit=self.assembler.supply.history.chances,
             pass_rates=self.assembler.supply.pass_rates,
             rollouts_per_prompt=self.balancer.rollouts,
         )

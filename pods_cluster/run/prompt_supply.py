@@ -69,17 +69,21 @@ class PromptSupply:
         return [] if self.history.curriculum is None else self.history.curriculum.state()
 
     def restore(
-        self, given_up: Iterable[int], silent: Iterable[Sequence[int]], pass_rates: Iterable[Sequence[float]]
+        self,
+        given_up: Iterable[int],
+        silent: Iterable[Sequence[int]],
+        pass_rates: Iterable[Sequence[float]],
+        revisit: Sequence[float] = (),
     ) -> None:
         """Go on with what the run knew of its rows before it was resumed."""
         self._rows_given_up = set(given_up)
-        self.history.restore(silent)
+        self.history.restore(silent, revisit)
         if self.history.curriculum is not None:
             self.history.curriculum.restore(pass_rates)
 
     def saw(self, group: GroupId, stats: GroupStats, *, signal: bool) -> None:
         """Remember how a group of a row went."""
-        self.history.saw(group.epoch, group.row, signal)
+        self.history.saw(group.epoch, group.row, signal, stats)
         if self.history.curriculum is not None:
             self.history.curriculum.saw(group.epoch, group.row, stats)
 
@@ -120,9 +124,11 @@ class PromptSupply:
         self._before = self._counts()
 
     def metrics(self) -> dict[str, float]:
-        """Passes over the dataset so far; prompts served and left out since the last call."""
+        """Passes over the dataset so far, prompts served and left out since the last call, and the chances to be tried."""
         before, self._before = self._before, self._counts()
-        return {"epoch": self.stream.epochs} | {name: float(now - before[name]) for name, now in self._before.items()}
+        counts = {name: float(now - before[name]) for name, now in self._before.items()}
+        names = ("data/revisit_chance/easy", "data/revisit_chance/hard")
+        return {"epoch": self.stream.epochs} | counts | dict(zip(names, self.history.chances, strict=False))
 
     def next(self, count: int) -> list[Prompt]:
         """The next `count` prompts, at most one of them a suspect; fewer while one is tried alone, or has to be: see

@@ -11,7 +11,6 @@ from pods_cluster.data.stream import PromptStream
 from pods_cluster.generation.distribute import ExpectedLengths
 from pods_cluster.generation.messages import Failure, Portion
 from pods_cluster.run.continuous_issue import ContinuousIssue
-from pods_cluster.run.curriculum import Curriculum
 from pods_cluster.run.errors import RunError, step_overdue
 from pods_cluster.run.instructions import POLL_SECONDS, pass_instructions
 from pods_cluster.run.issued_groups import IssuedGroups
@@ -56,9 +55,7 @@ class Assembler:
     ) -> None:
         self.config = config
         self.pool, self.selector = pool, selector
-        self.supply = PromptSupply(
-            stream, notice, PromptHistory(config.data.revisit, config.run.seed, Curriculum.of(config))
-        )
+        self.supply = PromptSupply(stream, notice, PromptHistory.of(config))
         self.rewards, self._notice, self._stopping = rewards, notice, stopping
         self._on_failure, self._on_selected, self._on_dropped = on_failure, on_selected, on_dropped
         self._group_size = config.generator.rollouts_per_prompt

@@ -93,6 +93,9 @@ _GROUPS = (
     Metric("data/prompts_dropped_unrenderable", "prompts", "Rows that could not be rendered, left out.", COUNT),
     Metric("data/prompts_given_up", "prompts", "Rows whose rollouts ended every engine, left out.", COUNT),
     Metric("data/prompts_skipped", "prompts", "Rows skipped by signal (`data.revisit`) or pass rate (`data.curriculum`).", COUNT),
+    Metric("data/revisit_chance/easy", "share", "Chance to be tried of a prompt whose last group was right, without signal "
+           "(`data.revisit_target`)."),
+    Metric("data/revisit_chance/hard", "share", "The same of one whose last group was wrong."),
     Metric("data/prompts_dropped_overlong", "prompts", "Prompts longer than `data.max_prompt_tokens`, dropped.", COUNT),
 )  # fmt: skip
 

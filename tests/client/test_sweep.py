@@ -20,7 +20,7 @@ from pods_cluster.client.paths import absolute
 from pods_cluster.client.sweep import Runner, prepare, runs_at_once, write_sweep_file
 from pods_cluster.config import Config, ConfigError, dump_config
 from pods_cluster.config.sweep import Sweep, load_sweep
-from pods_cluster.run.live_file import write_live_file
+from pods_cluster.run.live_file import living_process, write_live_file
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from tests.client.command import environment, on_cluster, pods, run
@@ -163,38 +163,51 @@ def test_a_dry_run_starts_nothing(made: Made, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow  # three runs, the first two on a Ray cluster of their own
-def test_a_sweep_is_interrupted_gone_on_with_and_compared(cluster: None, made: Made, tmp_path: Path) -> None:
+def swept_until(path: Path, folder: RunFolder, sent: signal.Signals, env: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output of a sweep that gets this signal once the run in `folder` has made a step."""
+    command = pods("sweep", str(path), "--plain")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and process.poll() is None:
+            if folder.metrics.is_file() and any(record["step"] >= 1 for record in folder.read_metrics()):
+                break
+            time.sleep(0.05)
+        process.send_signal(sent)
+        output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+@pytest.mark.slow  # two runs, each gone on with once
+def test_a_sweep_is_killed_and_interrupted_gone_on_with_and_compared(cluster: None, made: Made, tmp_path: Path) -> None:
     example = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())  # on another base, smaller
     assert example.pop("base") == "lora.yaml"
     path = sweep_file(tmp_path, made, **example | {"name": "tiny", "seeds": 1})
     folder = tmp_path / "runs" / "tiny"
     first, second = (RunFolder(folder / f"tiny-{arm}-s0") for arm in ("grpo", "pods"))
-    command = pods("sweep", str(path), "--plain")
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
-    ) as process:
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline and process.poll() is None:
-            if second.metrics.is_file() and any(record["step"] >= 1 for record in second.read_metrics()):
-                break
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=240)
-    assert process.returncode == 130, output
+
+    code, output = swept_until(path, first, signal.SIGKILL, environment())  # with a Ray cluster of its own
+    assert code == -signal.SIGKILL, output
+    deadline = time.monotonic() + 120
+    while living_process(first):  # the run ends by itself, as its sweep is gone
+        assert time.monotonic() < deadline, "the run of a killed sweep is still alive"
+        time.sleep(0.05)
+    assert not second.path.exists()
+
+    code, output = swept_until(path, second, signal.SIGINT, on_cluster())
+    assert code == 130, output
+    assert "2 run(s), 0 done before, 1 at a time" in output
     assert "tiny-grpo-s0: finished" in output
     assert "tiny-pods-s0: stopped" in output
-    steps = [record["step"] for record in second.read_metrics()]
-    assert max(steps) < 3
+    assert max(record["step"] for record in second.read_metrics()) < 3
     written = first.metrics.read_bytes()
 
     again = run("sweep", str(path), "--plain", env=on_cluster())
     assert again.returncode == 0, again.stdout + again.stderr
     assert "2 run(s), 1 done before, 1 at a time" in again.stdout
     assert first.metrics.read_bytes() == written  # not run again
-    assert any(event["kind"] == "resumed" for event in second.read_events())
     assert "times sooner than grpo" in again.stdout
     for arm, made_a_step in ((first, 4 * 8), (second, 4 * 16)):
+        assert any(event["kind"] == "resumed" for event in arm.read_events())
         trained = [record for record in arm.read_metrics() if record.get("updates")]
         assert [record["rollouts/generated"] for record in trained] == [made_a_step] * 3
         assert [record["rollouts/trained"] for record in trained] == [4 * 8] * 3

@@ -159,6 +159,7 @@ CONTRADICTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("learner.updates_per_batch", {"learner.prompts_per_step": 2, "learner.updates_per_batch": 3}),
     ("learner.warmup_steps", {"run.steps": 10, "learner.warmup_steps": 11}),
     ("run.eval.every", {"data.eval": None, "run.eval.every": 5}),
+    ("data.revisit_target", {"data.revisit": None, "data.revisit_target": 0.25}),
     ("run.eval.minutes", {"data.eval": None, "run.eval.minutes": 0.5}),
     ("learner.kl.reference", {"learner.kl": {"coefficient": 0, "reference": "other"}}),
     ("learner.packing", {"learner.packing": "on", "model.attention": "eager"}),

@@ -158,6 +158,12 @@ def problem(*overrides: str) -> str:
             "0.5",
             "add data.eval (path or split), or set run.eval.minutes: 0",
         ),
+        (
+            ["data.revisit_target=0.25"],
+            "data.revisit_target",
+            "0.25",
+            "set data.revisit: 0.5, or leave revisit_target out",
+        ),
         (["run.steps=0"], "run.steps", "0", "greater than or equal to 1"),
         (["run.seed=-1"], "run.seed", "-1", "greater than or equal to 0"),
         (["run.name=a/b"], "run.name", "'a/b'", "use letters, digits"),

@@ -62,7 +62,8 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path):
         "ledger": {"issued": 9, "fates": {"trained": 8}},
         "attempts": [[0, 4, 1]],
         "given_up": [7],
-        "silent": [[3, 2, 0]],
+        "silent": [[3, 2, 0, 1]],
+        "revisit": [0.49, 0.51],
         "pass_rates": [[3, 0.1, 0]],
         "rollouts_per_prompt": 8,
     }

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.run import checkpoints
-from pods_cluster.run.curriculum import MOST_SKIPPED, Curriculum, chance
+from pods_cluster.run.curriculum import MOST_SKIPPED, Curriculum, chance, share_of
 from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.types import GroupId
 from tests.law import law
@@ -25,7 +25,7 @@ shares = st.floats(0.01, 0.99)
 
 def with_rates(rates: dict[int, float], target: float = 0.5, floor: float = 0.1, seed: int = 0) -> Curriculum:
     """Rows with these pass rates, seen in epoch 0."""
-    made = Curriculum(target, floor, seed, "right", (0.0, 1.0))
+    made = Curriculum(target, floor, seed, share_of("right", (0.0, 1.0)))
     made.restore([row, rate, 0] for row, rate in rates.items())
     return made
 
@@ -66,7 +66,7 @@ def test_none_is_lost_for_ever_and_a_resumed_run_decides_the_same(
     made = with_rates({row: rate}, target, floor, seed)
     skipped = [made.skips(epoch, row) for epoch in range(1, MOST_SKIPPED + 2)]
     assert not skipped[-1]
-    again = Curriculum(target, floor, seed, "right", (0.0, 1.0))
+    again = Curriculum(target, floor, seed, share_of("right", (0.0, 1.0)))
     again.restore(made.state())
     assert skipped == [again.skips(epoch, row) for epoch in range(1, MOST_SKIPPED + 2)]
     assert not made.skips(0, row)  # its own epoch: given back, it is served again
@@ -74,7 +74,7 @@ def test_none_is_lost_for_ever_and_a_resumed_run_decides_the_same(
 
 
 def test_a_pass_rate_is_the_mean_on_the_scale_of_the_range_and_newer_groups_count_more() -> None:
-    made = Curriculum(0.5, 0.1, 0, "right", (-1.0, 1.0))
+    made = Curriculum(0.5, 0.1, 0, share_of("right", (-1.0, 1.0)))
     made.saw(0, 7, group(0.0))
     assert made.state() == [[7, 0.5, 0]]
     made.saw(0, 7, group(1.0))  # the step was broken off and made again

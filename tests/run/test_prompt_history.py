@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from pods_cluster.config import ConfigError
 from pods_cluster.run import checkpoints
-from pods_cluster.run.prompt_history import MOST_SKIPPED, PromptHistory
+from pods_cluster.run.curriculum import share_of
+from pods_cluster.run.prompt_history import MOST_SKIPPED, STEP, PromptHistory
 from pods_cluster.run.prompt_supply import PromptSupply
+from pods_cluster.selection.group_stats import GroupStats
 from pods_cluster.types import GroupId, Prompt
 from tests.law import law
 from tests.run import made_up_loop
@@ -32,10 +34,10 @@ def test_groups_without_signal_in_a_row_are_counted_once_an_epoch() -> None:
     found = PromptHistory(0.5, 0)
     for epoch in (0, 0, 2):
         found.saw(epoch, 7, signal=False)
-    assert found.state() == [[7, 2, 2]]
+    assert found.state() == [[7, 2, 2, 0]]
     found.saw(3, 7, signal=True)
     found.saw(4, 7, signal=False)
-    assert found.state() == [[7, 1, 4]]
+    assert found.state() == [[7, 1, 4, 0]]
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -64,9 +66,75 @@ def test_a_signal_clears_a_row_and_without_the_setting_nothing_is_skipped() -> N
     assert not found.skips(0, 3)  # its own epoch: given back, it is served again
     found.saw(1, 3, signal=True)
     assert not found.skips(2, 3)
-    assert found.state() == [[4, 5, 0]]
+    assert found.state() == [[4, 5, 0, 0]]
     assert not any(history(None, {3: 5}).skips(epoch, 3) for epoch in range(9))
     assert not any(history(1.0, {3: 5}).skips(epoch, 3) for epoch in range(9))
+
+
+def group(right: float) -> GroupStats:
+    return GroupStats(8, parts_mean={"right": right})
+
+
+def adapting(target: float, start: float = 0.5) -> PromptHistory:
+    return PromptHistory(start, 3, target=target, rate=share_of("right", (0.0, 1.0)))
+
+
+def a_step(found: PromptHistory, epoch: int, easy: int, hard: int, of: int) -> None:
+    """A step's groups: so many without signal that were right and that were wrong, the others with one."""
+    for row in range(of):
+        kind = 1.0 if row < easy else 0.0
+        found.saw(epoch, row, signal=row >= easy + hard, stats=group(kind if row < easy + hard else 0.5))
+    found.adapt()
+
+
+@law(40)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(24, 30)), max_size=40), st.floats(0.05, 0.9)
+)
+def test_a_chance_falls_where_its_kind_has_its_part_of_the_target_and_else_rises(
+    steps: list[tuple[int, int, int]], target: float
+) -> None:
+    found = adapting(target)
+    for epoch, (easy, hard, of) in enumerate(steps):
+        before = found.chances
+        a_step(found, epoch, easy, hard, of)
+        for old, new, count, part in zip(before, found.chances, (easy, hard), (1 / 3, 2 / 3), strict=True):
+            assert new == pytest.approx(max(STEP, old - STEP) if count / of >= part * target else min(1.0, old + STEP))
+    assert all(STEP <= chance <= 1 for chance in found.chances)
+
+
+def test_the_share_without_signal_comes_to_the_target() -> None:
+    # 30 % of the rows are always right, 40 % always wrong: served whole they are 70 % of the groups
+    found, shares = adapting(0.25), []
+    for epoch in range(80):
+        served = [row for row in range(100) if not found.skips(epoch, row)]
+        for row in served:
+            right = 1.0 if row < 30 else 0.0 if row < 70 else 0.5
+            found.saw(epoch, row, signal=row >= 70, stats=group(right))
+        found.adapt()
+        shares.append(sum(row < 70 for row in served) / len(served))
+    assert shares[0] == 0.7
+    # each row comes in one of five epochs at least: of the easy ones that alone is their part of the target, or more
+    assert 0.25 <= sum(shares[-50:]) / 50 < 0.35
+    assert found.chances[0] < 0.1
+    few = adapting(0.25)  # 5 % without signal: all are tried
+    for epoch in range(60):
+        a_step(few, epoch, easy=1, hard=1, of=40)
+    assert few.chances == [1.0, 1.0]
+    assert not any(few.skips(60, row) for row in range(40))
+
+
+def test_a_resumed_run_has_the_same_chances_and_kinds() -> None:
+    found = adapting(0.3)
+    for epoch in range(7):
+        a_step(found, epoch, easy=1, hard=9, of=20)
+    again = adapting(0.3)
+    again.restore(found.state(), found.chances)
+    assert (again.state(), again.chances) == (found.state(), found.chances)
+    assert found.chances == pytest.approx([0.57, 0.43])
+    older = adapting(0.3)
+    older.restore([[4, 2, 6]])  # of a version without kinds
+    assert (older.state(), older.chances) == ([[4, 2, 6, 0]], [0.5, 0.5])
 
 
 class Rows:
@@ -126,7 +194,7 @@ def test_a_run_skips_what_had_no_signal_also_after_a_resume(tmp_path: Path, monk
     silent = checkpoints.read_state(saved).silent
     assert silent == loop.run.assembler.supply.silent_rows
     assert silent
-    assert all(row % 2 for row, _, _ in silent)
+    assert all(row % 2 for row, *_ in silent)
     second = Loop(config, tmp_path / "second", rewards)
     asyncio.run(second.run.restore(saved))
     assert second.run.assembler.supply.silent_rows == silent
