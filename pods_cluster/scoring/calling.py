@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pods_cluster.scoring.score import ScoreRequest
+
+if TYPE_CHECKING:
+    import asyncio
 
 CallBatch = Callable[[Sequence[ScoreRequest]], Any]
 """Calls a reward for some requests and returns what it returned: in the good case a list, one value a request."""
@@ -178,6 +180,8 @@ def awaited(result: Any) -> Any:
     """Wait for the result of an async function, on one event loop for the life of the process."""
     if not inspect.isawaitable(result):
         return result
+    import asyncio  # few rewards need it
+
     if not _LOOP:
         _LOOP.append(asyncio.new_event_loop())
 

@@ -10,16 +10,18 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pods_cluster.config import RewardConfig, RewardConfigError
-from pods_cluster.config.reward import check_sum
 from pods_cluster.scoring.builtin import BUILTINS, BuiltinReward
 from pods_cluster.scoring.calling import CallBatch, call_builtin, call_trl, call_verl, detect_style, needed_columns
 from pods_cluster.scoring.pickled_function import unpickle_function
+from pods_cluster.scoring.sent_reward import SentReward
+
+if TYPE_CHECKING:  # else only where a reward is refused: see SentReward
+    from pods_cluster.config import RewardConfig, RewardConfigError
 
 
-def declared_range(reward: RewardConfig) -> tuple[float, float] | None:
+def declared_range(reward: RewardConfig | SentReward) -> tuple[float, float] | None:
     """The (lowest, highest) value that the configuration or the built-in declares; None where neither does."""
     if reward.range is not None:
         return reward.range
@@ -32,6 +34,8 @@ def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | No
 
     `columns` are those of the dataset, `answer` among them when the rows have one; None where they are not known.
     """
+    from pods_cluster.config.reward import check_sum
+
     check_sum(rewards)
     for index, reward in enumerate(rewards):
         if ":" in reward.name or reward.code is not None:
@@ -40,7 +44,7 @@ def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | No
         if builtin is None:
             close = difflib.get_close_matches(reward.name, BUILTINS, n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
-            raise RewardConfigError(
+            raise _refused(
                 index,
                 "name",
                 reward.name,
@@ -51,7 +55,7 @@ def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | No
         _check_options(builtin.function, reward, index, skip=len(builtin.reads))
         _try_options(builtin, reward, index)
         if columns is not None and "answer" in builtin.reads and "answer" not in columns:
-            raise RewardConfigError(
+            raise _refused(
                 index,
                 "name",
                 reward.name,
@@ -60,7 +64,7 @@ def check_rewards(rewards: Sequence[RewardConfig], columns: Collection[str] | No
             )
 
 
-def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | None = None) -> CallBatch:
+def load_reward(reward: RewardConfig | SentReward, index: int, columns: Collection[str] | None = None) -> CallBatch:
     """Import and prepare reward `index` of the configuration; runs in the scorer process.
 
     Returns a function from a list of `ScoreRequest` to a list of raw results. Raises RewardConfigError.
@@ -73,7 +77,7 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
     function = _load_function(reward, index)
     style = detect_style(function) if reward.style == "auto" else reward.style
     if style is None:
-        raise RewardConfigError(
+        raise _refused(
             index,
             "style",
             reward.style,
@@ -84,7 +88,7 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
     _check_options(function, reward, index, skip=0)
     needed = needed_columns(function, style, reward.options)
     if style == "verl" and needed:
-        raise RewardConfigError(
+        raise _refused(
             index,
             "name",
             reward.name,
@@ -94,7 +98,7 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
         )
     missing = needed - set(columns) if columns is not None else set()
     if missing:
-        raise RewardConfigError(
+        raise _refused(
             index,
             "name",
             reward.name,
@@ -106,14 +110,14 @@ def load_reward(reward: RewardConfig, index: int, columns: Collection[str] | Non
     return call_verl(function, reward.options)
 
 
-def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
+def _load_function(reward: RewardConfig | SentReward, index: int) -> Callable[..., Any]:
     source, _, name = reward.name.rpartition(":")
     if reward.code is not None:
         return _unpickled(reward, index)
     try:
         module = _load_module(source)
     except BaseException as error:  # user code at import may raise anything, SystemExit included
-        raise RewardConfigError(
+        raise _refused(
             index,
             "name",
             reward.name,
@@ -125,7 +129,7 @@ def _load_function(reward: RewardConfig, index: int) -> Callable[..., Any]:
         function = getattr(function, part, None)
     if not callable(function):
         close = difflib.get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
-        raise RewardConfigError(
+        raise _refused(
             index,
             "name",
             reward.name,
@@ -148,11 +152,11 @@ def _load_module(source: str) -> ModuleType:
     return _load_file(Path(source).expanduser()) if source.endswith(".py") else importlib.import_module(source)
 
 
-def _unpickled(reward: RewardConfig, index: int) -> Callable[..., Any]:
+def _unpickled(reward: RewardConfig | SentReward, index: int) -> Callable[..., Any]:
     try:
         return unpickle_function(reward.code or "")
     except BaseException as error:  # it imports modules, which may raise anything
-        raise RewardConfigError(
+        raise _refused(
             index,
             "code",
             reward.name,
@@ -177,7 +181,7 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _check_options(function: Callable[..., Any], reward: RewardConfig, index: int, skip: int) -> None:
+def _check_options(function: Callable[..., Any], reward: RewardConfig | SentReward, index: int, skip: int) -> None:
     """Refuse options that the function does not take; for a built-in also missing ones (`skip` > 0).
 
     The first `skip` parameters are what a built-in reads of a request, not options.
@@ -188,7 +192,7 @@ def _check_options(function: Callable[..., Any], reward: RewardConfig, index: in
     names = [parameter.name for parameter in parameters]
     for option, value in reward.options.items():
         if option not in names:
-            raise RewardConfigError(
+            raise _refused(
                 index,
                 f"options.{option}",
                 value,
@@ -197,7 +201,7 @@ def _check_options(function: Callable[..., Any], reward: RewardConfig, index: in
             )
     for parameter in parameters if skip else ():
         if parameter.default is parameter.empty and parameter.name not in reward.options:
-            raise RewardConfigError(
+            raise _refused(
                 index,
                 f"options.{parameter.name}",
                 None,
@@ -206,13 +210,13 @@ def _check_options(function: Callable[..., Any], reward: RewardConfig, index: in
             )
 
 
-def _try_options(builtin: BuiltinReward, reward: RewardConfig, index: int) -> None:
+def _try_options(builtin: BuiltinReward, reward: RewardConfig | SentReward, index: int) -> None:
     """Call a built-in once on an empty completion: values that it refuses would fail for every rollout."""
     request = {"completion": "", "answer": "0", "completion_ids": (), "environment_reward": 0.0}
     try:
         builtin.function(*(request[name] for name in builtin.reads), **reward.options)
     except Exception as error:
-        raise RewardConfigError(
+        raise _refused(
             index, "options", dict(reward.options), f"cannot be used by {reward.name}: {error}", "correct the value"
         ) from error
 
@@ -232,3 +236,9 @@ def describe_error(error: BaseException) -> str:
         text = "(its text could not be made)"
     line = f"{type(error).__name__}: {text}" + (f" ({frames[-1]})" if frames else "")
     return " ".join(line.split())[:500]
+
+
+def _refused(index: int, field: str, value: object, problem: str, fix: str) -> RewardConfigError:
+    from pods_cluster.config import RewardConfigError
+
+    return RewardConfigError(index, field, value, problem, fix)

@@ -19,9 +19,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pods_cluster.config import RewardConfig, RewardConfigError
 from pods_cluster.scoring import scorer_keeper
 from pods_cluster.scoring.calling import CallBatch
 from pods_cluster.scoring.channel import Channel
@@ -29,6 +28,10 @@ from pods_cluster.scoring.reward_range import into_range
 from pods_cluster.scoring.reward_registry import declared_range, describe_error, load_reward
 from pods_cluster.scoring.score import FailureKind, ScoreRequest
 from pods_cluster.scoring.scorer_output import speaker_mark
+from pods_cluster.scoring.sent_reward import SentReward
+
+if TYPE_CHECKING:
+    from pods_cluster.config import RewardConfig
 
 Result = tuple[float | None, FailureKind | None, str]
 """One reward of one rollout: its value, or the kind and the message of its failure."""
@@ -60,13 +63,13 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
             _SPEAKER.runs = index
             try:
                 functions.append(load_reward(reward, index, columns))
-            except RewardConfigError as error:
-                return channel.send(("failed", error))
             except BaseException as error:
-                problem = f"could not be prepared: {describe_error(error)}"
-                return channel.send(
-                    ("failed", RewardConfigError(index, "name", reward.name, problem, "remove the cause"))
-                )
+                from pods_cluster.config import RewardConfigError  # see SentReward
+
+                if not isinstance(error, RewardConfigError):
+                    problem = f"could not be prepared: {describe_error(error)}"
+                    error = RewardConfigError(index, "name", reward.name, problem, "remove the cause")
+                return channel.send(("failed", error))
             finally:
                 _flush()
         channel.send(("ready", None))
@@ -153,7 +156,7 @@ def _flush() -> None:
 
 def _serve(
     channel: Channel,
-    rewards: Sequence[RewardConfig],
+    rewards: Sequence[SentReward],
     functions: Sequence[CallBatch],
     rows: Mapping[int, bytes],
     completions: Sequence[Completion],
@@ -189,7 +192,7 @@ def _request(rows: Mapping[int, bytes], completion: Completion) -> ScoreRequest:
     return ScoreRequest(prompt_text, text, answer, messages, columns, token_ids, turns, environment_reward)
 
 
-def read_results(raw: Any, reward: RewardConfig, count: int) -> list[Result]:
+def read_results(raw: Any, reward: RewardConfig | SentReward, count: int) -> list[Result]:
     """Turn what a reward returned for `count` completions into `count` values or named failures."""
     if isinstance(raw, str | bytes) or not hasattr(raw, "__len__") or not hasattr(raw, "__iter__"):
         message = f"returned {_shown(raw)}, expected a list of {count} numbers or None"

@@ -20,6 +20,7 @@ from pods_cluster.scoring.rows import Row, SentRows
 from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_main import Completion, Result
 from pods_cluster.scoring.scorer_output import ScorerOutput
+from pods_cluster.scoring.sent_reward import SentReward
 
 # A plain interpreter, not multiprocessing: that would import the parent's main module (in a Ray worker: ray) again.
 _BOOT = (
@@ -96,7 +97,7 @@ class ScorerProcess:
         deadline = time.monotonic() + limit
         loading = 0
         try:
-            channel.send((self._rewards, self._columns), limit)
+            channel.send(([SentReward.of(reward) for reward in self._rewards], self._columns), limit)
             while True:
                 what, value = channel.receive(max(0.0, deadline - time.monotonic()))
                 if what == "ready":

@@ -70,7 +70,8 @@ def child_pid(prompts, completions, **kwargs):
 
 def has_heavy(prompts, completions, **kwargs):
     import sys
-    return [float(any(name in sys.modules for name in ("torch", "ray", "transformers", "numpy"))) for _ in completions]
+    heavy = ("torch", "ray", "transformers", "numpy", "pydantic")
+    return [float(any(name in sys.modules for name in heavy)) for _ in completions]
 
 def prints(prompts, completions, **kwargs):
     print("printed by a reward")
