@@ -135,7 +135,13 @@ class FaultedRun:
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(fault.signal)
         began, resumed = time.monotonic(), False
-        goes_on = lambda: fault.role != "command" and self.made > there + 1  # noqa: E731
+
+        def goes_on() -> bool:
+            if fault.role == "command" or self.made <= there + 1:
+                return False
+            # steps need no GCS, but the next restart does
+            return fault.role != "gcs" or any(each not in victims for each in self.processes(TITLES["gcs"]))
+
         on = self._wait(goes_on, limit, to_its_end=True)
         if fault.role == "command" or (
             not on and self.process.returncode

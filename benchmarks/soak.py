@@ -55,6 +55,7 @@ QUICK = (
     "generator.workers=2",
     "generator.rollouts_per_prompt=8",
     "selector.keep=4",
+    "selector.no_signal=keep",
     "learner.workers=2",
     "learner.prompts_per_step=4",
     "learner.learning_rate=1e-4",

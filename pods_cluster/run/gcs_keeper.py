@@ -21,8 +21,11 @@ import psutil
 from pods_cluster.stopped_process import stays_stopped_here
 
 LOOK_SECONDS = 0.5
-STARTS = 5
-"""So often it is started again; one that dies on and on ends the run as Ray has it."""
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 25.0)
+"""Seconds before each start in a row of one that does not stay up, say as another process has its port for a moment; one that
+dies on and on ends the run as Ray has it."""
+STAYS_SECONDS = 30.0
+"""One that was up for so long begins the row anew."""
 _FOLDER = f"pods-cluster-{os.getuid()}-gcs"
 
 log = logging.getLogger(__name__)
@@ -62,19 +65,26 @@ def _keep(node: Any) -> None:
         found = node.all_processes.get(kind)
         return found[0].process if found else None
 
-    starts = 0
-    while starts < STARTS:
+    failures, started = 0, time.monotonic()
+    while True:  # what this thread has started ends with it
         time.sleep(LOOK_SECONDS)
         raylet, gcs = process(ray_constants.PROCESS_TYPE_RAYLET), process(ray_constants.PROCESS_TYPE_GCS_SERVER)
-        if raylet is None or raylet.poll() is not None or gcs is None:
+        if raylet is None or raylet.poll() is not None:
             return  # the cluster ends: the raylet goes first
-        if gcs.poll() is None and not stays_stopped_here(gcs.pid):
+        if gcs is not None and gcs.poll() is None and not stays_stopped_here(gcs.pid):
             continue
-        starts += 1
-        log.warning("Ray's GCS is gone; it is started again (%d of %d)", starts, STARTS)
+        failures = 0 if time.monotonic() - started > STAYS_SECONDS else failures + 1
+        exit_code = gcs.poll() if gcs is not None else None
+        if failures == len(PAUSES):
+            log.warning("Ray's GCS does not stay up (exit code %s), so Ray will end the run", exit_code)
+            return
+        log.warning("Ray's GCS is gone (exit code %s); it is started again", exit_code)
+        time.sleep(PAUSES[failures])
+        if raylet.poll() is not None:
+            return
+        started = time.monotonic()
         try:
             node.kill_gcs_server(check_alive=False)
             node.start_gcs_server()
-        except Exception as error:  # the cluster ends as Ray has it
+        except Exception as error:
             log.warning("Ray's GCS could not be started again: %s", error)
-            return

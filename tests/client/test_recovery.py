@@ -125,7 +125,8 @@ def test_a_soaked_run_makes_all_its_steps_and_leaves_nothing(
     made: Made, tmp_path: Path, record_property: Measured
 ) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.name", "run.dir"))]
-    settings += ["generator.workers=2", "run.checkpoint.copy_every=5"]
+    settings += ["generator.workers=2", "run.checkpoint.copy_every=5", "selector.no_signal=keep"]
+    settings += ["generator.rollouts_per_prompt=4", "selector.keep=2", "learner.prompts_per_step=2"]
     result = soak(tmp_path, settings, steps=200, every=19, warm=True)
     said = (tmp_path / "soak.log").read_text()[-3000:]
     for fault in result["faults"]["rows"]:

@@ -14,12 +14,12 @@ from benchmarks.ray_nodes import RayNodes
 from tests.tiny_run import Made
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not usable(), reason="network namespaces cannot be made here")]
-POOLS = {"generate": ("generate", 1), "learn1": ("learn", 1), "learn2": ("learn", 1)}
+POOLS = {"generate": ("generate", 1), "learn1": ("learn", 1), "learn2": ("learn", 2)}
 
 
 @pytest.fixture
 def nodes() -> Iterator[RayNodes]:
-    """A head without CPUs, a node for a generator, two for a learner rank each, and a host `outside` that is no node."""
+    """A head without CPUs, nodes for a generator, a learner rank and two of them, and a host `outside` that is no node."""
     with (
         tempfile.TemporaryDirectory(prefix="rn-", dir="/tmp", ignore_cleanup_errors=True) as folder,
         NodeNetwork() as net,
@@ -36,11 +36,11 @@ def nodes() -> Iterator[RayNodes]:
             nodes.end()
 
 
-def test_pools_on_four_hosts_outlive_one_of_them(nodes: RayNodes, made: Made) -> None:
+def test_pools_on_four_hosts_outlive_one_with_two_workers(nodes: RayNodes, made: Made) -> None:
     hosts = nodes.network.hosts
     config = configuration(made.model, made.train, nodes.folder / "runs", engine="paced", workers=1)
     config["selector"]["no_signal"] = "keep"
-    config["learner"] |= {"prompts_per_step": 4, "warmup_steps": 0}
+    config["learner"] |= {"workers": 3, "prompts_per_step": 4, "warmup_steps": 0}
     config["weights"]["verify"] = True
     config["run"]["checkpoint"]["copy_every"] = 1
     run = nodes.submit(hosts["outside"], config)
@@ -49,7 +49,7 @@ def test_pools_on_four_hosts_outlive_one_of_them(nodes: RayNodes, made: Made) ->
         "controller": ["head"],
         "selector": ["head"],
         "generator": ["generate"],
-        "learner": ["learn1", "learn2"],
+        "learner": ["learn1", "learn2", "learn2"],
     }
     hosts["learn2"].kill()
     run.wait("the run goes on", lambda: run.events("restarted") and run.rows()[-1]["learner/workers"] == 1)
