@@ -9,7 +9,7 @@ STAMP   = $(VENV)/.installed
 # module: each would compile torch, transformers, Ray and DeepSpeed for itself, which makes its start three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart check test test-all test-pure test-count lint lint-style lint-types types-changed format docs clean
+.PHONY: install quickstart check test test-all test-pure test-pure-models test-pure-others test-count lint lint-style lint-types types-changed format docs clean
 
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -33,16 +33,19 @@ ARGS   ?=
 
 # What to run at each change. Types are checked of what changed since it last passed, and of what imports it.
 check: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target lint-style types-changed test-pure
+	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target test-pure-models test-pure-others types-changed lint-style
 
 # `make test SLOW=1` (or test-all) runs the few slow tests too, as .ci/run does.
 test: $(STAMP)
 	$(PYTEST) -n $(JOBS) $(if $(SLOW),,-m "not slow") $(ARGS)
 test-all:
 	@$(MAKE) --no-print-directory test SLOW=1
-# Not pytest's own logging: before and after each test it goes through the thousands of loggers of torch and its like.
-test-pure: $(STAMP)
-	$(PYTEST) --pure -q -p no:logging -n $(JOBS) --durations=0 --durations-min=1 $(ARGS)
+# In two processes, of which one alone imports torch and its like. Not with pytest's own logging: before and after each test it
+# goes through the thousands of loggers of these.
+test-pure:
+	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target test-pure-models test-pure-others
+test-pure-models test-pure-others: test-pure-%: $(STAMP)
+	$(PYTEST) --pure --part $* -q -p no:logging -o cache_dir=.pytest_cache/$* --durations=0 --durations-min=1 $(ARGS)
 test-count: $(STAMP)
 	@$(BIN)/python -m tests.count
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import warm_workers
-from tests.heavy import HEAVY_IMPORTS, UNIT_OF, UNITS
-from tests.law import QUICK
+from tests.heavy import HEAVY_IMPORTS, UNIT_OF, UNITS, part_of
+from tests.law import QUICK, quick_laws
 
 if TYPE_CHECKING:
     from tests.ray_cluster import RayCluster
@@ -37,11 +37,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="leave out the modules of tests/heavy.py")
+    parser.addoption("--part", choices=("models", "others"), help="of the pure tests, those of these folders alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("pure"):
         os.environ[QUICK] = "1"
+        quick_laws()
         # Hundreds of thousands of objects live as long as the process does, once torch and its like are imported: a
         # collector that looks at them again and again takes a third of the time.
         gc.set_threshold(100_000, 20, 20)
@@ -59,7 +61,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A heavy module is not imported either."""
-    return True if config.getoption("pure") and _module(collection_path) in UNIT_OF else None
+    module = _module(collection_path)
+    if config.getoption("pure") and module in UNIT_OF:
+        return True
+    part = config.getoption("part")
+    return True if part and collection_path.name.startswith("test_") and part_of(module) != part else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

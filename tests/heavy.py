@@ -85,3 +85,24 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("test_warm_workers.py",),
 )
 UNIT_OF = {f"tests/{module}": place for place, unit in enumerate(UNITS) for module in unit}
+
+# `make check` has two processes as well, and each imports only what its own tests need.
+MODEL_FOLDERS = (
+    "api",
+    "client",
+    "data",
+    "environments",
+    "generation",
+    "learning",
+    "migrate",
+    "quickstart",
+    "scoring",
+    "sizing",
+    "weights",
+)
+"""Folders whose pure tests import torch, transformers, datasets or SymPy."""
+
+
+def part_of(module: str) -> str:
+    """The part of the pure tests that a module belongs to, by its path: `models` or `others`."""
+    return "models" if module.split("/")[1] in MODEL_FOLDERS else "others"

@@ -17,3 +17,9 @@ def law(examples: int, **fields: Any) -> settings:
     if os.environ.get(QUICK):
         examples = min(examples, QUICK_EXAMPLES)
     return settings(max_examples=examples, deadline=None, **fields)
+
+
+def quick_laws() -> None:
+    """Laws without settings of their own try fewer examples in this process, too."""
+    settings.register_profile("quick", max_examples=QUICK_EXAMPLES, deadline=None)
+    settings.load_profile("quick")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pods_cluster
+from tests.docs.pages import parsed
 
 PACKAGE = Path(pods_cluster.__file__).parent
 Graph = dict[str, set[str]]
@@ -43,7 +44,7 @@ def import_graph(package: Path) -> Graph:
     for module, path in files.items():
         needed = set()
         home = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        for statement in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        for statement in imports(parsed(path)):
             if isinstance(statement, ast.Import):
                 needed.update(alias.name for alias in statement.names)
                 continue

@@ -85,5 +85,10 @@ ALL = list(pages())
 @cache
 def package() -> dict[Path, ast.Module]:
     """The modules of the package, parsed, by their path in the repository."""
-    paths = sorted((ROOT / "pods_cluster").rglob("*.py"))
-    return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path.relative_to(ROOT): parsed(path) for path in sorted((ROOT / "pods_cluster").rglob("*.py"))}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module, which nobody changes."""
+    return ast.parse(path.read_text(encoding="utf-8"))

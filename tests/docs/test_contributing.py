@@ -11,7 +11,6 @@ from tests.docs.pages import ALL, ROOT, package
 
 PAGE = next(page for page in ALL if page.path == Path("CONTRIBUTING.md"))
 PACKAGE = ROOT / "pods_cluster"
-MODULES = package()
 
 
 def test_every_room_has_its_row() -> None:
@@ -32,7 +31,7 @@ def test_the_modules_that_import_ray_are_named() -> None:
 
 def test_config_imports_nothing_heavy() -> None:
     heavy = {"torch", "ray", "vllm", "transformers", "deepspeed", "datasets"}
-    for path in MODULES:
+    for path in package():
         if path.parts[1] == "config":
             assert not {name for module in _reached(path) for name in _foreign(module)} & heavy, path
 
@@ -40,7 +39,7 @@ def test_config_imports_nothing_heavy() -> None:
 def test_deepspeed_and_vllm_are_imported_in_their_rooms_only() -> None:
     """Anywhere in a module, also in its functions."""
     rooms = {"deepspeed": PACKAGE / "learning", "vllm": PACKAGE / "generation" / "engines" / "vllm"}
-    for path, tree in MODULES.items():
+    for path, tree in package().items():
         imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
         for name in {name.split(".")[0] for node in imports for name in _names(node)} & rooms.keys():
             assert (ROOT / path).is_relative_to(rooms[name]), f"{path} imports {name}"
@@ -53,8 +52,8 @@ def test_the_exercise_has_ten_questions_with_answers() -> None:
     assert questions == [number for number, _, _ in answers] == [str(number) for number in range(1, 11)]
     for number, name, symbol in answers:
         path = Path("pods_cluster") / name
-        assert path in MODULES, f"answer {number}: there is no {path}"
-        defined = set(_defined(MODULES[path]))
+        assert path in package(), f"answer {number}: there is no {path}"
+        defined = set(_defined(package()[path]))
         assert symbol in defined, f"answer {number}: {name} has no {symbol}"
 
 
@@ -68,7 +67,7 @@ def _rows() -> dict[str, str]:
 def _importers_of_ray(room: str) -> list[str]:
     folder = Path("pods_cluster") / room.rstrip("/")
     if room.endswith("/"):
-        inside = sorted(path for path in MODULES if path.is_relative_to(folder))
+        inside = sorted(path for path in package() if path.is_relative_to(folder))
     else:
         inside = [folder]
     return [
@@ -101,9 +100,9 @@ def _foreign(path: Path) -> set[str]:
 
 def _read(path: Path) -> tuple[set[Path], set[str]]:
     if path not in _imports:
-        own: set[Path] = {parent / "__init__.py" for parent in path.parents} & MODULES.keys() - {path}
+        own: set[Path] = {parent / "__init__.py" for parent in path.parents} & package().keys() - {path}
         foreign: set[str] = set()
-        for node in _at_import(MODULES[path].body):
+        for node in _at_import(package()[path].body):
             for name in _names(node):
                 if name.split(".")[0] == "pods_cluster":
                     own |= _files(name)
@@ -141,7 +140,7 @@ def _files(name: str) -> set[Path]:
     parts = name.split(".")
     paths = [Path(*parts[: end + 1]) for end in range(len(parts))]
     candidates = {path.with_suffix(".py") for path in paths} | {path / "__init__.py" for path in paths}
-    return candidates & MODULES.keys()
+    return candidates & package().keys()
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from pods_cluster.generation.engine import EngineError
-from pods_cluster.generation.engines.vllm import start, worker_calls
+from pods_cluster.generation.engines.vllm import card_lock, worker_calls
 
 HOLDER = """
 import sys
 import threading
-from pods_cluster.generation.engines.vllm.start import start_lock
+from pods_cluster.generation.engines.vllm.card_lock import start_lock
 with start_lock(60):
     print("holds", flush=True)
     sys.stdin.read()
@@ -43,7 +43,7 @@ def test_a_start_that_hangs_is_named_with_its_process_and_the_fix(holder: subpro
             EngineError,
             match=rf"(?s)process {holder.pid} has been starting.*-3\.lock.*80% may pass here.*engine_options\.kv_cache_gb",
         ),
-        start.start_lock(0.1),
+        card_lock.start_lock(0.1),
     ):
         raise AssertionError("it had the lock")
 
@@ -51,15 +51,15 @@ def test_a_start_that_hangs_is_named_with_its_process_and_the_fix(holder: subpro
 def test_the_next_start_goes_on_when_the_first_one_ends(holder: subprocess.Popen[str]) -> None:
     assert holder.stdin is not None
     holder.stdin.close()
-    with start.start_lock(60):
+    with card_lock.start_lock(60):
         pass
-    with start.start_lock(0):  # given back
+    with card_lock.start_lock(0):  # given back
         pass
 
 
 def test_a_killed_start_leaves_no_lock(holder: subprocess.Popen[str]) -> None:
     holder.kill()
-    with start.start_lock(60):
+    with card_lock.start_lock(60):
         pass
 
 
