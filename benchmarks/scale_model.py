@@ -18,6 +18,7 @@ import simpy
 
 from benchmarks.scale_inputs import EngineSpeed, Outcome, Parts, Workload
 from pods_cluster.generation.distribute import assign
+from pods_cluster.generation.pool import WHOLE_GROUPS
 
 FLUSH_SECONDS = 0.02
 """Rollouts that end within it leave their engine together (the reporter's pause)."""
@@ -173,7 +174,9 @@ class PipelineModel:
             yield self.env.timeout(seconds)
         n = self.work.n
         loads = {name: engine.outstanding * self.mean for name, engine in self.by_name.items()}
-        spread = not self.work.staleness or not (n <= self.engines[0].places / 2 and count < len(self.engines))
+        whole = n <= self.engines[0].places / 2 and count < len(self.engines)
+        whole = whole and self.capacity >= WHOLE_GROUPS * len(self.engines)
+        spread = not self.work.staleness or not whole
         for share in assign([(n, self.mean)] * count, loads, spread=spread):
             group, self.next_group = self.next_group, self.next_group + 1
             lengths = self.work.lengths(self.random, n)
