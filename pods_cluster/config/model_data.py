@@ -89,6 +89,9 @@ class DataConfig(Section):
     """Column with the prompt: a text, or a list of chat messages."""
     answer: str | None = Field(default="answer", min_length=1)
     """Column with the reference answer, or null. In verl's layout `reward_model.ground_truth` is found without it."""
+    choices: str | None = Field(default=None, min_length=1)
+    """Column with the choices of multiple-choice questions, which are put under a text prompt, a line `A. …` each: a list of
+    texts, or texts with their labels as ARC and SciKnowEval have them (`{text: […], label: […]}`)."""
     system: str | None = None
     """System message put before a prompt that has none."""
     template: str = Field(default="none", min_length=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pods_cluster.config import DataConfig
@@ -18,6 +18,8 @@ from pods_cluster.data.written_values import as_text, value_at, without_padding
 
 PROMPT_ALIASES = ("prompt", "messages", "question", "problem", "query", "instruction", "input")
 ANSWER_ALIASES = ("answer", "ground_truth", "solution", "label", "target", "final_answer")
+CHOICES_ALIASES = ("choices", "options")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 VERL_ANSWER = ("reward_model", "ground_truth")
 TOOLS = "tools"
 """The column of tools, which a chat template may write into the prompt."""
@@ -27,17 +29,19 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of prompt and answer; `answer` is a path of keys, None where no reward needs one."""
+    """The columns of prompt and answer; `answer` is a path of keys, None where no reward needs one. `choices` is the column of
+    a multiple-choice question's choices."""
 
     kind: Literal["columns", "trl", "verl"]
     prompt: str
     answer: tuple[str, ...] | None
+    choices: str | None = None
 
     def prompt_of(self, row: Mapping[str, Any], index: int) -> str | list[Message]:
         """Return the row's prompt: a text, or chat messages with text content. Raises RowError."""
         value = row.get(self.prompt)
         if isinstance(value, str) and value.strip():
-            return value
+            return value + self._choices_of(row, index)
         if isinstance(value, Mapping) and {"role", "content"} <= value.keys():
             # a list of messages that was stored column by column
             value = [dict(zip(value, message, strict=True)) for message in zip(*value.values(), strict=True)]
@@ -46,6 +50,25 @@ class Layout:
         raise RowError(
             f"data.prompt: column {self.prompt!r} of row {index} holds {_short(value)}, "
             f"neither a text nor a list of chat messages; correct or remove the row, or name another column"
+        )
+
+    def _choices_of(self, row: Mapping[str, Any], index: int) -> str:
+        """Lines `A. first choice` to stand under the question; of a row whose column is null, none. Raises RowError."""
+        if self.choices is None or (value := row.get(self.choices)) is None:
+            return ""
+        labels: Any = None
+        texts = value
+        if isinstance(value, Mapping):
+            texts, labels = value.get("text"), value.get("label")
+        elif isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
+            texts, labels = [item.get("text") for item in value], [item.get("label") for item in value]
+        if isinstance(texts, Sequence) and not isinstance(texts, str) and texts:
+            labels = list(LETTERS[: len(texts)]) if labels is None else labels
+            if len(labels) == len(texts) and all(isinstance(item, str) and item for item in (*texts, *labels)):
+                return "\n\n" + "\n".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
+        raise RowError(
+            f"data.choices: column {self.choices!r} of row {index} holds {_short(value)}, neither a list of texts nor as many "
+            f"`text` as `label`; correct or remove the row"
         )
 
     def answer_of(self, row: Mapping[str, Any]) -> str | None:
@@ -72,7 +95,13 @@ class Layout:
 
 
 def recognise(columns: Sequence[str], first_row: Mapping[str, Any], data: DataConfig) -> Layout:
-    """Recognise the layout of a dataset by its columns. Raises DataError naming data.prompt or data.answer."""
+    """Recognise the layout of a dataset by its columns. Raises DataError naming data.prompt, data.answer or data.choices."""
+    if data.choices is not None and data.choices not in columns:
+        raise DataError(_missing("data.choices", data.choices, columns, CHOICES_ALIASES))
+    return replace(_prompt_and_answer(columns, first_row, data), choices=data.choices)
+
+
+def _prompt_and_answer(columns: Sequence[str], first_row: Mapping[str, Any], data: DataConfig) -> Layout:
     if data.prompt not in columns:
         raise DataError(_missing("data.prompt", data.prompt, columns, PROMPT_ALIASES))
     messages = not isinstance(first_row.get(data.prompt), str)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pods_cluster.scoring import answer_equality
 from pods_cluster.scoring.final_answer import (
     Where,
+    choice_in,
     delimited_answer,
     gold_answer,
     last_boxed,
@@ -67,6 +68,20 @@ def math_answer(completion: str, answer: str | None, *, where: Where = "any") ->
     return float(last_number(completion) == gold_number)
 
 
+def choice_answer(completion: str, answer: str | None, *, where: Where = "any") -> float:
+    r"""Score 1 if the completion names the row's choice (its label, as B, or a word, as True), else 0.
+
+    The choice stands in the last of `\boxed{}`, `<answer>` and `####`, else after the last "answer is"; `where` (`boxed`,
+    `answer_tag`, `hash`) accepts one kind of delimiter alone. `B`, `(B)`, `b.`, `B) its text` and `option B` are B; two
+    choices are none.
+    """
+    gold = _required(answer, "choice_answer").strip().casefold()
+    given = delimited_answer(completion, where)
+    if given is None and where == "any":
+        given = last_statement(completion)
+    return float(given is not None and choice_in(given) == choice_in(gold))
+
+
 def exact_match(completion: str, answer: str | None) -> float:
     """Score 1 if the completion is the row's answer, apart from white space around both, else 0."""
     return float(completion.strip() == _required(answer, "exact_match").strip())
@@ -120,6 +135,7 @@ def environment(environment_reward: float | None) -> float | None:
 
 BUILTINS: dict[str, BuiltinReward] = {
     "math_answer": BuiltinReward(math_answer, (0.0, 1.0), warm_up=answer_equality.warm_up),
+    "choice_answer": BuiltinReward(choice_answer, (0.0, 1.0)),
     "exact_match": BuiltinReward(exact_match, (0.0, 1.0)),
     "think_answer_format": BuiltinReward(think_answer_format, (0.0, 1.0)),
     "tag_count": BuiltinReward(tag_count, (0.0, 1.0)),

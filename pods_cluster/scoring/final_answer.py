@@ -41,6 +41,8 @@ _SCALE = re.compile(
     r"(?P<behind>[^{}]*)\}?",
     re.IGNORECASE,
 )
+_CHOICE = re.compile(r"(?:(?:the|option|choice|answer) )*[(\[]?(?P<label>[a-z])(?:[.):\]]+(?P<rest> .*)?)?")
+_AND_ANOTHER = re.compile(r"(?:or|and) ")
 _ANSWER_PHRASE = re.compile(r"\banswer\s*(?:is|are|:|=)\s*:?\s*([^\n]+)", re.IGNORECASE)
 
 
@@ -142,6 +144,18 @@ def last_statement(text: str) -> str | None:
         return last[1].strip().rstrip(".")
     whole = text.strip()
     return whole.rstrip(".") if whole and "\n" not in whole and len(whole) <= 200 else None
+
+
+def choice_in(text: str) -> str:
+    r"""The label of the choice that a short text names, in lower case: `b` of `B`, `(B)`, `B) its text`, `\text{B}`, `option B`.
+    A text that names none, or several, is returned whole, without marks around it."""
+    plain = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}", r"\1", " ".join(text.split()))
+    plain = plain.strip("$*_ ").casefold()
+    match = _CHOICE.fullmatch(plain)
+    rest = "" if match is None else (match["rest"] or "").strip("$*_ ")
+    if match is None or _AND_ANOTHER.match(rest) or _CHOICE.fullmatch(rest):
+        return plain.rstrip(".")
+    return match["label"]
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import datasets
 import pytest
 
-from pods_cluster.config import Config
+from pods_cluster.config import Config, load_config
 from pods_cluster.data import DataError, RowError, load_eval, load_prompts
 from pods_cluster.data.layout import Layout, recognise
+from pods_cluster.scoring.builtin import BUILTINS
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 VERL_ROW = {
@@ -35,6 +37,88 @@ def test_plain_columns(data: Callable[..., Any]) -> None:
     assert layout.prompt_of(row, 0) == "2 + 2?"
     assert layout.answer_of(row) == "4"
     assert layout.columns_of(row) == row
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["a salt", "a base"],
+        {"text": ["a salt", "a base"], "label": ["A", "B"]},
+        [{"label": "A", "text": "a salt"}, {"label": "B", "text": "a base"}],
+    ],
+)
+def test_choices_stand_under_the_question(data: Callable[..., Any], choices: Any) -> None:
+    row = {"question": "What is NaCl?", "choices": choices, "answerKey": "A"}
+    layout = recognise(list(row), row, data(prompt="question", answer="answerKey", choices="choices"))
+    assert layout.prompt_of(row, 0) == "What is NaCl?\n\nA. a salt\nB. a base"
+    assert layout.answer_of(row) == "A"
+    assert layout.prompt_of(row | {"choices": None}, 0) == "What is NaCl?"  # a row of another dataset that is mixed in
+    for wrong in ("A, B", [], {"text": ["one"], "label": []}, {"text": [], "label": []}, [1, 2], 5):
+        with pytest.raises(
+            RowError, match=r"data\.choices: column 'choices' of row 7 holds .*, neither a list of texts nor"
+        ):
+            layout.prompt_of(row | {"choices": wrong}, 7)
+    with pytest.raises(DataError, match=r"data\.choices: 'options' is not a column .*\(set data\.choices: choices\?\)"):
+        recognise(list(row), row, data(prompt="question", answer="answerKey", choices="options"))
+
+
+SCIKNOWEVAL = [  # rows of the form in which it is published, with other questions; the last is of one of its open tasks
+    {
+        "question": "Which of these dissolves best in water?",
+        "answer": "",
+        "type": "mcq-4-choices",
+        "domain": "Chemistry",
+        "details": {
+            "level": "L1",
+            "task": "Chemical Literature QA",
+            "subtask": "Physical Chemistry",
+            "source": "Literature",
+        },
+        "choices": {"text": ["hexane", "sodium chloride", "sand", "graphite"], "label": ["A", "B", "C", "D"]},
+        "prompt": {"default": "Given a question and four options, please select the right answer."},
+        "answerKey": "B",
+    },
+    {
+        "question": "What is the molar mass of methane?",
+        "answer": "16.04 g/mol",
+        "type": "open-ended-qa",
+        "domain": "Chemistry",
+        "details": {"level": "L3", "task": "Molar Weight Calculation", "subtask": "", "source": "PubChem"},
+        "choices": {"text": [], "label": []},
+        "prompt": {"default": "Please calculate."},
+        "answerKey": "",
+    },
+]
+
+
+def test_the_chemistry_setting_takes_rows_as_sciknoweval_has_them(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "chemistry.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in SCIKNOWEVAL))
+    path = Path(__file__).parents[2] / "configs" / "chemistry-sciknoweval-2gpu.yaml"
+    config = load_config(path, [f"data.path={file}", f"data.eval.path={file}", "data.max_prompt_tokens=2000"])
+    stream = load_prompts(config, tokenizers["chatml"])
+    (prompt,) = stream.next(1)
+    assert "the letter, and nothing else, inside <answer> and </answer>" in prompt.text
+    question = "Which of these dissolves best in water?\n\nA. hexane\nB. sodium chloride\nC. sand\nD. graphite"
+    assert question in prompt.text
+    assert [prompt.row for prompt in stream.next(2)] == [0, 0]  # in the next epochs; the open task is left out
+    assert stream.failed >= 2
+    assert "data.choices: column 'choices' of row 1 holds" in str(stream.failures[-1])
+
+    def scored(completion: str) -> dict[str, float | None]:
+        found = {}
+        for reward in config.reward:
+            kind = BUILTINS[reward.name]
+            given = {"completion": completion, "answer": prompt.answer}
+            found[reward.name] = kind.function(*(given[name] for name in kind.reads), **reward.options)
+        return found
+
+    assert scored("<think>\nIons.\n</think>\n<answer>\nB\n</answer>") == {
+        "choice_answer": 1.0, "think_answer_format": 1.0, "tag_count": 1.0
+    }  # fmt: skip
+    assert scored("<think>\nIons.\n</think>\n<answer>\n(B) sodium chloride\n</answer>")["choice_answer"] == 1.0
+    assert scored("<think>\nB?\n</think>\n<answer>\nA\n</answer>")["choice_answer"] == 0.0
+    assert scored("The answer is B.") == {"choice_answer": 0.0, "think_answer_format": 0.0, "tag_count": 0.0}
 
 
 @pytest.mark.parametrize("prompt", ["2 + 2?", CHAT])

@@ -6,6 +6,7 @@ from pods_cluster.scoring.answer_equality import answers_equal
 from pods_cluster.scoring.builtin import (
     BUILTINS,
     boxed_format,
+    choice_answer,
     exact_match,
     math_answer,
     soft_overlong,
@@ -212,3 +213,60 @@ def test_built_in_rewards_stay_in_their_range():
             request = {"completion": text, "answer": "18", "completion_ids": list(range(len(text)))}
             value = builtin.function(*(request[part] for part in builtin.reads), **options)
             assert builtin.range[0] <= value <= builtin.range[1], (name, text[:20], value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "[B]",
+        "**B**",
+        "B) sodium chloride",
+        "B. H2O (l)",
+        "(B) A salt",
+        "\\text{B}",
+        "option B",
+        "The answer B",
+    ],
+)
+def test_a_choice_is_its_label_however_it_is_written(given: str) -> None:
+    completion = f"<think>A or C?</think>\n<answer>\n{given}\n</answer>"
+    assert choice_answer(completion, "B", where="answer_tag") == 1.0
+    assert choice_answer(completion, "(B)") == 1.0
+    assert choice_answer(completion, "A") == choice_answer(completion, "C") == 0.0
+    assert choice_answer(f"So \\boxed{{{given}}}.", "B") == 1.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "A or B",
+        "A, B",
+        "A. B",
+        "(A) or (B)",
+        "A) and B)",
+        "",
+        "neither",
+        "A base is one",
+        "sodium chloride",
+        "BB",
+        "<B>",
+    ],
+)
+def test_two_choices_or_none_are_wrong(given: str) -> None:
+    for gold in ("A", "B"):
+        assert choice_answer(f"<answer>{given}</answer>", gold) == 0.0
+
+
+def test_a_choice_in_no_tag_and_words_as_choices() -> None:
+    assert choice_answer("Both fit, but the answer is (C).", "C") == 1.0
+    assert choice_answer("Both fit, but the answer is (C).", "C", where="answer_tag") == 0.0
+    assert choice_answer("<answer>C", "C") == 0.0  # cut off
+    assert choice_answer("<answer>True.</answer>", "True") == 1.0
+    assert choice_answer("<answer>true</answer>", "False") == 0.0
+    assert choice_answer("C", "C") == 1.0
+    with pytest.raises(ValueError, match="choice_answer needs the row's answer"):
+        choice_answer("C", "")
