@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
+from typing import TypeGuard
 
 FOLDERS = ("pods_cluster", "benchmarks")
 ENVIRONMENT = ("pyproject.toml", "requirements/*.txt", "typings/**/*.pyi")
@@ -43,8 +44,17 @@ def imports_of(path: Path, tree: ast.Module, root: Path, known: Set[Path]) -> se
 class _Interface(ast.NodeTransformer):
     """Takes out what no other module's types can depend on: docstrings, and bodies of functions that say what they return.
 
-    A body that sets attributes stays: their types are inferred from it.
+    A body from which the type of an attribute is inferred stays.
     """
+
+    def __init__(self) -> None:
+        self._declared: set[str] = set()
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        outer, self._declared = self._declared, _declared(node)
+        self.generic_visit(node)
+        self._declared = outer
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)
@@ -56,11 +66,49 @@ class _Interface(ast.NodeTransformer):
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        within = [inner for statement in node.body for inner in ast.walk(statement)]
-        sets = any(isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) for inner in within)
-        if node.returns is not None and not sets and not any(isinstance(inner, ast.Global) for inner in within):
-            node.body = []
+        if node.returns is not None and (kept := self._inferred_from(node)) is not None:
+            node.body = kept
         return self.generic_visit(node)
+
+    def _inferred_from(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt] | None:
+        """The statements from which types of attributes are inferred; None where that takes the whole body."""
+        first = node.args.args[0].arg if node.args.args else ""
+        kept: list[ast.stmt] = []
+        within = [inner for statement in node.body for inner in ast.walk(statement)]
+        if any(isinstance(inner, ast.Global) for inner in within):
+            return None
+        sets = {id(inner) for inner in within if _is_set(inner, first) and inner.attr not in self._declared}
+        for inner in within:
+            if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Attribute):
+                kept.append(ast.AnnAssign(inner.target, inner.annotation, None, 0))
+            elif isinstance(inner, ast.Assign | ast.AugAssign) and isinstance(inner.value, ast.Constant):
+                targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+                if found := sets & {id(target) for target in targets}:
+                    kept.append(inner)
+                    sets -= found
+        return None if sets else kept
+
+
+def _is_set(node: ast.AST, owner: str) -> TypeGuard[ast.Attribute]:
+    """Whether this is the `owner.name` of an assignment."""
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == owner
+    )
+
+
+def _declared(node: ast.ClassDef) -> set[str]:
+    """Attributes of a class whose types are written down in it."""
+    names: set[str] = set()
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names.add(statement.target.id)
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            targets = [inner.target for inner in ast.walk(statement) if isinstance(inner, ast.AnnAssign)]
+            names.update(target.attr for target in targets if isinstance(target, ast.Attribute))
+    return names
 
 
 def interface(tree: ast.Module) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import warm_workers
-from tests.heavy import HEAVY_IMPORTS, UNIT_OF, UNITS, part_of
+from tests.heavy import HEAVY_IMPORTS, MODEL_IMPORTS, UNIT_OF, UNITS, part_of
 from tests.law import QUICK, quick_laws
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A heavy module is not imported either."""
-    module = _module(collection_path)
-    if config.getoption("pure") and module in UNIT_OF:
+    """A heavy module is not imported either, nor a folder's conftest of the other part."""
+    name, part = _module(collection_path), config.getoption("part")
+    if config.getoption("pure") and name in UNIT_OF:
         return True
-    part = config.getoption("part")
-    return True if part and collection_path.name.startswith("test_") and part_of(module) != part else None
+    apart = collection_path.is_dir() or collection_path.name.startswith("test_")
+    return True if part and apart and name != "tests" and part_of(name) != part else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -76,6 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("pure") and (found := sorted(set(HEAVY_IMPORTS) & set(sys.modules))):
         pytest.exit(f"a pure test imported {', '.join(found)}: its module belongs into tests/heavy.py", returncode=1)
+    if session.config.getoption("part") == "others" and (found := sorted(set(MODEL_IMPORTS) & set(sys.modules))):
+        told = f"a test imported {', '.join(found)}: its folder belongs into MODEL_FOLDERS of tests/heavy.py"
+        pytest.exit(told, returncode=1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -87,6 +87,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
 UNIT_OF = {f"tests/{module}": place for place, unit in enumerate(UNITS) for module in unit}
 
 # `make check` has two processes as well, and each imports only what its own tests need.
+MODEL_IMPORTS = ("torch", "transformers", "datasets")
 MODEL_FOLDERS = (
     "api",
     "client",
@@ -100,9 +101,9 @@ MODEL_FOLDERS = (
     "sizing",
     "weights",
 )
-"""Folders whose pure tests import torch, transformers, datasets or SymPy."""
+"""Folders whose pure tests import these, or SymPy."""
 
 
-def part_of(module: str) -> str:
-    """The part of the pure tests that a module belongs to, by its path: `models` or `others`."""
-    return "models" if module.split("/")[1] in MODEL_FOLDERS else "others"
+def part_of(path: str) -> str:
+    """The part of the pure tests that a module or a folder in `tests` belongs to: `models` or `others`."""
+    return "models" if path.split("/")[1] in MODEL_FOLDERS else "others"

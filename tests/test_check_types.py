@@ -60,9 +60,18 @@ def untyped(x: int):
 class Thing:
     def __init__(self) -> None:
         self.held = 1
+        self.declared: int = 2
+        if self.held:
+            self.taken = len("a")
 
-    def method(self) -> int:
+    def method(self, other: Thing) -> int:
+        self.declared = 3
+        other.held = 4
         return 1
+
+    def alone(self) -> None:
+        print("a")
+        self.flag = True
 """
 
 
@@ -78,6 +87,13 @@ class Thing:
         ("    return x\n", "    return str(x)\n", True),  # its type is inferred
         ("self.held = 1", "self.held = 'one'", True),  # so is that of an attribute
         ("self.held = 1", "self.more = 1", True),
+        ("declared: int = 2", "declared: str = 2", True),
+        ('len("a")', 'str("a")', True),
+        ("if self.held", "if not self.held", True),
+        ("self.declared = 3", "self.declared = 5", False),
+        ("other.held = 4", "other.held = 5", False),
+        ('print("a")', 'print("b")', False),
+        ("self.flag = True", "self.flag = None", True),
     ],
 )
 def test_a_change_that_nobody_else_sees_is_checked_alone(tree: Path, before: str, after: str, seen: bool) -> None:
