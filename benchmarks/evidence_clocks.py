@@ -3,6 +3,8 @@
 The training itself is real and small; only its time is told by another clock. A step takes the sum of generating, updating
 and sending weights at staleness 0, and with two pools that overlap the longer of both. `paced_seconds` checks that sum: the
 real loop, workers and selector run with an engine and a learner that keep these rates, shortened by SPEED.
+
+    python -m benchmarks.evidence_clocks      # that check alone, some minutes; into benchmarks/results/evidence_cpu.json
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._machine import machine
+from benchmarks._result_file import write_result
 from pods_cluster.telemetry.curves import RunSeries
 
 RESULTS = Path(__file__).parent / "results"
@@ -136,3 +140,20 @@ def measure_paced(arms: Mapping[str, tuple[int, int]], which: Sequence[Clock], p
 
 def as_rows(which: Sequence[Clock]) -> list[dict[str, Any]]:
     return [asdict(clock) for clock in which]
+
+
+def main() -> None:
+    from benchmarks.evidence import ARM_SIZES
+
+    file = RESULTS / "evidence_cpu.json"
+    result = json.loads(file.read_text(encoding="utf-8"))
+    began = machine()
+    which = [clock for clock in clocks() if clock.name.startswith("3b")]
+    result |= {"paced": measure_paced(ARM_SIZES, which, prompts=16), "paced_machine": began}
+    write_result(file, result)
+    for row in result["paced"]:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,10 @@
 """The three arms on GPUs, from the folder of a sweep that has run: curves, time to the target, and what explains them.
 
-    pods sweep configs/sweeps/gsm8k-1gpu.yaml …        # seed 1 on one card, seed 2 on another
-    python -m benchmarks.evidence_gpu RUNS/gsm8k-three-arms-1gpu --about "…" --machine RESULT.json
+    pods sweep configs/sweeps/math-1gpu.yaml …        # seed 1 on one card, seed 2 on another
+    python -m benchmarks.evidence_gpu RUNS/math-three-arms-1gpu --part math --about "…" --machine RESULT.json
 
 The runs' machine is read from a result that was measured on it (`--machine`), as the runs' folders may have been carried away.
-Writes `benchmarks/results/evidence_h200.json`; `python -m benchmarks.evidence_page` shows it in docs/evidence.md.
+Writes one part of `benchmarks/results/evidence_h200.json`; `python -m benchmarks.evidence_page` shows it in docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from benchmarks.evidence import PARTS, Part, answer
-from pods_cluster.client.compare_command import read_arms
-from pods_cluster.telemetry.speedup import Target
+from benchmarks.evidence_sections import GPU_PARTS
+from pods_cluster.client.compare_command import read_arms, target_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    parser.add_argument("--part", required=True, choices=list(GPU_PARTS))
     parser.add_argument("--about", required=True, help="the commands, and how the runs shared the machine")
     parser.add_argument("--machine", type=Path, help="a result file of the machine; left out: this one")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "evidence_h200.json")
@@ -33,13 +34,16 @@ def main() -> None:
     # On the axes of the CPU's three arms.
     part = Part(PARTS["arms"].name, given["baseline"], (), {})
     made_on = json.loads(arguments.machine.read_text(encoding="utf-8"))["machine"] if arguments.machine else machine()
-    result = {
-        "benchmark": "evidence_gpu",
+    result = {"benchmark": "evidence_gpu", "runs": {}, "parts": {}}
+    if arguments.out.is_file():
+        result = json.loads(arguments.out.read_text(encoding="utf-8"))
+    result["runs"][arguments.part] = {
         "machine": made_on,
         "command": arguments.about,
         "target": given["target"],
-        "parts": {"gpu": answer(part, arms, (), Target(given["target"], given["share"]))},
+        "gain": given.get("gain"),
     }
+    result["parts"][arguments.part] = answer(part, arms, (), target_of(given))
     write_result(arguments.out, result)
     print(f"written: {arguments.out}")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._result_file import records
-from benchmarks.evidence_sections import gpu_intro, gradient_lines
+from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines
 from pods_cluster.telemetry.comparison_figure import save_comparison
 from pods_cluster.telemetry.curves import Axis, Curve
 
@@ -55,7 +55,7 @@ QUESTIONS = {
 
 def figure_of(name: str) -> Path:
     """The figure of a part, relative to the repository."""
-    return Path("docs") / "images" / f"evidence_{name}.png"
+    return Path("docs") / "images" / f"evidence_{'gpu_' if name in GPU_PARTS and name != 'gpu' else ''}{name}.png"
 
 
 def draw(result: Mapping[str, Any], path: Path, name: str) -> None:
@@ -113,13 +113,14 @@ def _lines(
         else:
             yield from _part(result, name)
         if name == "arms":
-            yield from gpu_intro(gpu)
-            yield from _part(gpu, "gpu") if gpu else ()
+            yield from gpu_lines(gpu, lambda part: _part(gpu or {}, part))
             yield from gradient_lines(gradients)
     yield from _paced(result)
     yield "## Not run yet"
     yield ""
-    yield "- On GPUs: GSM8K with more than two seeds, MATH, LoRA, two cards (`configs/sweeps/gsm8k-2gpu.yaml`), two ranks."
+    missing = [title for name, (title, *_) in GPU_PARTS.items() if gpu is None or name not in gpu["parts"]]
+    missing += ["more than two seeds", "two cards with one rank (`configs/sweeps/gsm8k-2gpu.yaml`)"]
+    yield f"- On GPUs: {'; '.join(missing)}."
     yield "- The paper's six settings as they are ([paper.md](paper.md))."
 
 
@@ -270,10 +271,15 @@ def _paced(result: Mapping[str, Any] | None) -> Iterator[str]:
         yield "**Not run yet.**"
         yield ""
         return
-    yield "| clock | arm | s a step, paced | s a step, told |"
-    yield "|---|---|---|---|"
+    machine = result["paced_machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min']:g} before"
+    yield f"`python -m benchmarks.evidence_clocks` on {where}."
+    yield ""
+    yield "| clock | arm | s a step, paced | s a step, told | above it |"
+    yield "|---|---|---|---|---|"
     for row in result["paced"]:
-        yield f"| `{row['clock']}` | {row['arm']} | {row['seconds']:.2f} | {row['told']:.2f} |"
+        above = row["seconds"] / row["told"] - 1
+        yield f"| `{row['clock']}` | {row['arm']} | {row['seconds']:.2f} | {row['told']:.2f} | {above:+.0%} |"
     yield ""
 
 

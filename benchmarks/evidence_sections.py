@@ -2,39 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks._result_file import records
 
+GPU_PARTS = {
+    "gpu": (
+        "GSM8K, one card",
+        "learner and engines on one card, n = 64 and m = 16, staleness 1, greedy accuracy on all 1,319 test rows",
+        "pods sweep configs/sweeps/gsm8k-1gpu.yaml",
+    ),
+    "math": (
+        "MATH, one card",
+        "4,500 problems of MATH to train on and 500 held out, learner and engines on one card, n = 64 and m = 16, staleness 1, "
+        "greedy accuracy on all held-out rows before, after each 45 s of training, and after",
+        "pods sweep configs/sweeps/math-1gpu.yaml",
+    ),
+    "lora": (
+        "GSM8K, one card, adapters",
+        "adapters of rank 64 on all linear layers, as in the paper's settings a to d, else as on one card above",
+        "pods sweep configs/sweeps/gsm8k-1gpu-lora.yaml",
+    ),
+    "zero2": (
+        "GSM8K, two cards, two ranks of ZeRO-2",
+        "full fine-tuning by two ranks, as in the paper's settings e and f; a rank and two engines on each card",
+        "pods sweep configs/sweeps/gsm8k-2gpu-zero2.yaml",
+    ),
+}
+"""Parts of `evidence_h200.json`: title, what runs, and the command."""
+STAGES = {"timing_s/step": "the whole", "timing_s/update": "update", "timing_s/generate": "wait for rollouts"}
 
-def gpu_intro(result: Mapping[str, Any] | None) -> Iterator[str]:
-    """What stands above the table of the arms on GPUs; `result` None: not run."""
+
+def gpu_lines(result: Mapping[str, Any] | None, tables: Callable[[str], Iterator[str]]) -> Iterator[str]:
+    """The sections of the arms on GPUs; `result` None: nothing was run. `tables` gives the tables of a part."""
     yield "## Three arms on GPUs"
     yield ""
-    yield (
-        "Qwen2.5-Coder-0.5B on GSM8K, learner and engines on one card, n = 64 and m = 16, staleness 1, "
-        "greedy accuracy on all 1,319 "
-        "test rows. The accuracy to reach was written into the sweep before the runs."
-    )
+    yield "Qwen2.5-Coder-0.5B. What counts as reached was written into each sweep's file before its runs."
     yield ""
-    if result is None:
-        yield "**Not run yet.** `pods sweep configs/sweeps/gsm8k-1gpu.yaml`, then `python -m benchmarks.evidence_gpu`"
+    for name, (title, what, command) in GPU_PARTS.items():
+        yield f"### {title}"
         yield ""
-        return
-    yield f"- **Runs**: {result['command']}"
-    yield f"- **Machine**: {', '.join(result['machine']['gpus'])}, {result['machine']['cpu']}."
-    yield f"- **Sooner**: to {result['target']:.0%}, with the interval over two seeds, which is too narrow."
-    yield (
-        "- **What bounds it**: an update on all 64 takes four times one on 16, but the engines need "
-        "more than half of a step for 64 "
-        "answers, whoever is trained. And where 16 answers are made in less than half the time of 64, "
-        "plain GRPO with 16 takes twice "
-        "the steps in the same minutes: it was ahead at this size. The selection pays where updates are "
-        "dear beside answers: larger "
-        "models (the columns `3b` above), generators of their own."
-    )
-    yield ""
+        yield f"{what[0].upper()}{what[1:]}."
+        yield ""
+        if result is None or name not in result["parts"]:
+            yield f"**Not run yet.** `{command}`, then `python -m benchmarks.evidence_gpu`"
+            yield ""
+            continue
+        runs, part = result["runs"][name], result["parts"][name]
+        yield f"- **Runs**: {runs['command']}"
+        yield f"- **Machine**: {', '.join(runs['machine']['gpus'])}, {runs['machine']['cpu']}."
+        goal = f"{runs['target']:.0%}" if runs["gain"] is None else f"{100 * runs['gain']:.0f} points above the start"
+        seeds = max(len(seeds) for seeds in part["seeds"].values())
+        interval = "one seed, so without an interval" if seeds < 2 else f"the interval over {seeds} seeds is too narrow"
+        yield f"- **Sooner**: to {goal}; {interval}."
+        yield from _cause(part)
+        yield ""
+        yield from tables(name)
+    if result is not None and "gpu" in result["parts"]:
+        yield (
+            "**What bounds it at this size**: the engines need more than half of a step for 64 answers, whoever is trained, and "
+            "where 16 answers are made in less than half the time of 64, plain GRPO with 16 takes twice the steps in the same "
+            "minutes. The selection pays where updates are dear beside answers: larger models (the columns `3b` above), "
+            "generators of their own."
+        )
+        yield ""
+
+
+def _cause(part: Mapping[str, Any]) -> Iterator[str]:
+    """What a time to the target is made of: the seconds of a step, and the steps."""
+    means = {row["arm"]: row for row in records(part["explains"])}
+    steps = {row["arm"]: row for row in records(part["rows"]) if row["axis"] == "steps"}
+    base = means.get(part["baseline"])
+    for arm, row in means.items():
+        if base is None or arm == part["baseline"]:
+            continue
+        share = row["timing_s/step"] / base["timing_s/step"]
+        beside = ", ".join(f"{what} {row[name]:.2f} s beside {base[name]:.2f}" for name, what in STAGES.items())
+        text = f"- **{arm}**: a step takes {share:.2f} of {part['baseline']}'s time ({beside})"
+        found = steps.get(arm)
+        if found is not None and found["speed_up"] is not None:
+            text += f", and it needs {1 / found['speed_up']:.2f} times as many of them"
+        yield text + "."
 
 
 def gradient_lines(result: Mapping[str, Any] | None) -> Iterator[str]:

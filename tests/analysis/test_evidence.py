@@ -30,6 +30,8 @@ def run(arm: str, seed: int) -> RunSeries:
                 "eval/greedy_accuracy": 0.1 + 0.05 * step + 0.001 * seed,
                 "eval/rows": 512,
                 "timing_s/step": 16 * (n + 2 * m) / 100,
+                "timing_s/generate": 16 * n / 100,
+                "timing_s/update": 16 * 2 * m / 100,
                 "rollouts/generated": 16 * n,
                 "rollouts/trained": 16 * m,
                 "grad_norm": 0.5,
@@ -67,15 +69,28 @@ def test_the_page_tells_the_speed_up_of_its_result() -> None:
     # a step of GRPO-GA takes 192 parts of time, one of PODS 80, with the same accuracy at each step
     assert "| 2.40 [2.40, 2.40] | 1.00 [1.00, 1.00] |" in row
     assert "have an interval that holds 1" not in text
-    # n, m, the rules, staleness, settling, the clocks' check, the arms on GPUs, the gradients
-    assert text.count("**Not run yet.**") == 8
+    # n, m, the rules, staleness, settling, the clocks' check, the arms on GPUs in four ways, the gradients
+    assert text.count("**Not run yet.**") == 11
     assert "docs/images" not in text
 
 
 def test_a_page_of_nothing_says_so() -> None:
     text = evidence_page.page(None)
-    assert text.count("**Not run yet.**") == 9
+    assert text.count("**Not run yet.**") == 12
     assert "%" not in text.replace("99 %", "")
+
+
+def test_a_part_on_gpus_says_what_was_to_be_reached_and_what_its_time_is_made_of() -> None:
+    runs = {"machine": {"gpus": ["H200"], "cpu": "CPU"}, "command": "pods sweep", "target": None, "gain": 0.03}
+    text = evidence_page.page(result(), {"runs": {"math": runs}, "parts": {"math": result()["parts"]["arms"]}})
+    assert text.count("**Not run yet.**") == 10
+    assert "- **Sooner**: to 3 points above the start; the interval over 3 seeds is too narrow." in text
+    assert (
+        "- **grpo-pods**: a step takes 0.42 of grpo-ga's time (the whole 12.80 s beside 30.72, update 2.56 s beside 20.48, "
+        "wait for rollouts 10.24 s beside 10.24), and it needs 1.00 times as many of them."
+    ) in text
+    assert "(images/evidence_gpu_math.png)" in text
+    assert "MATH, one card;" not in text[text.index("## Not run yet") :]
 
 
 def test_the_page_is_that_of_the_result_file() -> None:
