@@ -69,6 +69,7 @@ PARTS = {
     "n": Part("rollouts-cpu", "n8", ("n16", "n128"), {"grpo": "n8", "grpo-pods": "n64"}, told_by_clocks=True),
     "m": Part("kept-cpu", "m32", ("m32", "m2"), {"grpo-pods": "m8"}, told_by_clocks=True),
     "rules": Part("rules-cpu", "random", ("max_reward", "random"), {"grpo-pods": "max_variance"}),
+    "prompts": Part("prompts-cpu", "all", ("all", "revisit-adaptive"), {}),
     "staleness": Part("staleness-cpu", "k0", ("k0", "k2", "k2-uncorrected"), {}),
     "settling": Part("settling-cpu", "settle-off", ("settle-waves",), {"grpo-pods": "settle-off"}),
 }

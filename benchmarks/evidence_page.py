@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._result_file import records
-from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines
+from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines, paced_lines
 from pods_cluster.telemetry.comparison_figure import save_comparison
 from pods_cluster.telemetry.curves import Axis, Curve
 
@@ -40,6 +40,11 @@ QUESTIONS = {
     "rules": (
         "Which to keep",
         "8 of 64 by each rule. In the paper max variance is best, random is next, and max reward fails.",
+    ),
+    "prompts": (
+        "Which prompts to make",
+        "400 rows, so that a run makes several epochs: prompts without signal are skipped before they are made (GRESO), with "
+        "a fixed chance and with one that adapts, or by their past pass rate.",
     ),
     "staleness": (
         "How stale",
@@ -115,7 +120,7 @@ def _lines(
         if name == "arms":
             yield from gpu_lines(gpu, lambda part: _part(gpu or {}, part))
             yield from gradient_lines(gradients)
-    yield from _paced(result)
+    yield from paced_lines(result)
     yield "## Not run yet"
     yield ""
     missing = [title for name, (title, *_) in GPU_PARTS.items() if gpu is None or name not in gpu["parts"]]
@@ -256,30 +261,6 @@ def _explains(part: Mapping[str, Any]) -> Iterator[str]:
     for row in rows:
         cells = ["–" if row[name] is None else format(factor * row[name], form) for name, _, factor, form in columns]
         yield f"| {row['arm']} | " + " | ".join(cells) + " |"
-    yield ""
-
-
-def _paced(result: Mapping[str, Any] | None) -> Iterator[str]:
-    yield "## Whether the clocks are right"
-    yield ""
-    yield (
-        "The real loop, workers and selector with an engine and a learner that keep the clock's rates, four times as fast as "
-        "told. What is above the clock's seconds is the service itself, and the machine."
-    )
-    yield ""
-    if result is None or "paced" not in result:
-        yield "**Not run yet.**"
-        yield ""
-        return
-    machine = result["paced_machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min']:g} before"
-    yield f"`python -m benchmarks.evidence_clocks` on {where}."
-    yield ""
-    yield "| clock | arm | s a step, paced | s a step, told | above it |"
-    yield "|---|---|---|---|---|"
-    for row in result["paced"]:
-        above = row["seconds"] / row["told"] - 1
-        yield f"| `{row['clock']}` | {row['arm']} | {row['seconds']:.2f} | {row['told']:.2f} | {above:+.0%} |"
     yield ""
 
 

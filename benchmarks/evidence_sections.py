@@ -1,4 +1,5 @@
-"""Sections of docs/evidence.md: the arms on GPUs (`evidence_h200.json`), and their gradients (`gradient_noise.json`)."""
+"""Sections of docs/evidence.md: the arms on GPUs (`evidence_h200.json`), their gradients (`gradient_noise.json`),
+and the check of the clocks."""
 
 from __future__ import annotations
 
@@ -117,6 +118,31 @@ def gradient_lines(result: Mapping[str, Any] | None) -> Iterator[str]:
                 f"{_band(row, 'progress', '.2f')} | {row['groups_without_signal']:.0%} |"
             )
         yield ""
+
+
+def paced_lines(result: Mapping[str, Any] | None) -> Iterator[str]:
+    """The section on the check of the clocks; `result` None, or without one: not run."""
+    yield "## Whether the clocks are right"
+    yield ""
+    yield (
+        "The real loop, workers and selector with an engine and a learner that keep the clock's rates, four times as fast as "
+        "told. What is above the clock's seconds is the service itself, and the machine."
+    )
+    yield ""
+    if result is None or "paced" not in result:
+        yield "**Not run yet.**"
+        yield ""
+        return
+    machine = result["paced_machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min']:g} before"
+    yield f"`python -m benchmarks.evidence_clocks` on {where}."
+    yield ""
+    yield "| clock | arm | s a step, paced | s a step, told | above it |"
+    yield "|---|---|---|---|---|"
+    for row in result["paced"]:
+        above = row["seconds"] / row["told"] - 1
+        yield f"| `{row['clock']}` | {row['arm']} | {row['seconds']:.2f} | {row['told']:.2f} | {above:+.0%} |"
+    yield ""
 
 
 def _band(row: Mapping[str, Any], name: str, form: str) -> str:
