@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pods_cluster.config import WeightsConfig
-from pods_cluster.stopped_process import LISTEN_SECONDS, Process, Unanswered, answer_of
+from pods_cluster.stopped_process import LISTEN_SECONDS, SILENT_SECONDS, Process, Unanswered, answer_of
 from pods_cluster.weights.broadcast_group import (
     BroadcastGroup,
     GroupSettings,
@@ -127,7 +127,7 @@ class Broadcaster:
         rebuilt, attempt = False, 0
         self._stopped.clear()
         update = await self._plan_update(version)
-        looking = asyncio.gather(*(self._look_for_stop(name, handle) for name, handle in workers.items()))
+        looking = asyncio.ensure_future(self._look_for_stopped(dict(workers)))
         try:
             while workers:
                 attempt += 1
@@ -182,11 +182,15 @@ class Broadcaster:
             self._group.lose(name, reason)
         return await self._group.meet()
 
-    async def _look_for_stop(self, name: str, worker: Any) -> None:
-        """Ask a worker for a sign of life again and again; one that is stopped is the one at fault in this exchange."""
+    async def _look_for_stopped(self, workers: Mapping[str, Any]) -> None:
+        """Workers that are stopped are the ones at fault in this exchange; most are over before any is asked."""
+        await asyncio.sleep(LISTEN_SECONDS)
+        await asyncio.gather(*(self._look_at(name, handle) for name, handle in workers.items()))
+
+    async def _look_at(self, name: str, worker: Any) -> None:
+        """Ask a worker for a sign of life again and again, until it is stopped or gone."""
         process = self._process_of(name)
         while process is not None:
-            await asyncio.sleep(LISTEN_SECONDS)
             try:
                 await answer_of(start_call(worker.weights_location.remote()), process, math.inf)
             except Unanswered as error:
@@ -196,6 +200,7 @@ class Broadcaster:
                 return
             except Exception:  # it is gone, which its part in the exchange says
                 return
+            await asyncio.sleep(SILENT_SECONDS)
 
     async def _close_group(self) -> tuple[dict[str, str], str]:
         """Close the group, if there is one. Returns what `BroadcastGroup.close` does."""
