@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -60,6 +61,11 @@ class LearnerRank:
     def sender(self) -> WeightSender:
         """The rank's end of the weight broadcast. Raises RuntimeError before `start`."""
         return _started(self._sender)
+
+    def prepare(self) -> None:
+        """Import what `start` needs, which raises where that fails."""
+        with contextlib.suppress(Exception):
+            from pods_cluster.learning import trainer  # noqa: F401
 
     def open_store(self, world_size: int, timeout: float) -> tuple[str, int]:
         """Open the store at which the ranks meet (rank 0). Returns its host and port."""

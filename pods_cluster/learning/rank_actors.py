@@ -80,6 +80,8 @@ class RankActors:
         self._ranks = reserved[: self.workers]
         self._end(reserved[self.workers :])
         self._ranks = [*self._create(range(self.workers - len(reserved))), *self._ranks]
+        for rank in self._ranks:  # all at once: the others would wait for the imports of the one that has the store
+            rank.handle.prepare.remote()
         opening = self._ranks[0].handle.open_store.remote(self.workers, timeout)
         host, port = await self._call_one(opening, timeout, "open their rendezvous store")
         calls = [
