@@ -280,6 +280,12 @@ class Config(Section):
         return lora is not None and lora.send != "merged" and self._engine_takes_adapters
 
     @property
+    def stages_weights(self) -> bool:
+        """Whether generators may take new weights beside their engine's steps (`weights.staged`)."""
+        shared = 0 < (self.learner.gpus_per_worker or 0) < 1  # what is free now is not when the learner computes
+        return self.weights.staged is True or (self.weights.staged == "auto" and not shared)
+
+    @property
     def rollouts_per_step(self) -> int:
         """Rollouts generated for one optimiser step, before replacements."""
         return self.learner.prompts_per_step * self.generator.rollouts_per_prompt

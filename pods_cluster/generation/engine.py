@@ -1,6 +1,6 @@
 """The engine protocol: what a generator worker asks of whatever makes its rollouts.
 
-An engine is driven by one thread: `submit`, `abort`, `step` and the weight calls never run at the same time. It is
+An engine is driven by one thread: `submit`, `abort`, `step` and the weight calls but `stage` never run at the same time. It is
 shaped for vLLM (single requests finish, stream and abort alone; requests are kept across a weight update) and for the
 small built-in engine alike.
 """
@@ -92,8 +92,17 @@ class Engine(Protocol):
         """Join a broadcast group; blocks until all met. Raises WeightTransferError at the invitation's deadline."""
         ...
 
+    def stage(self, update: WeightUpdate, *, check_memory: bool = True) -> bool:
+        """Take one full version beside the steps, which go on under the old weights; `receive` then only loads it.
+
+        The one call that another thread makes while the engine's own is at work. False: this engine, or the free
+        memory (`check_memory`), does not allow it, nothing was received, and `receive` does all. Raises
+        WeightTransferError on a failure or at the update's deadline; the engine serves its old weights on.
+        """
+        ...
+
     def receive(self, update: WeightUpdate) -> None:
-        """Take one full version between two steps; requests in flight are kept and go on under the new weights.
+        """Load one full version between two steps; requests in flight are kept and go on under the new weights.
 
         Raises WeightTransferError on a failure or at the update's deadline; the engine is closed then.
         """

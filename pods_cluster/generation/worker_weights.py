@@ -1,11 +1,13 @@
-"""New weights in a generator worker: its part in a broadcast, between two steps of its engine."""
+"""New weights in a generator worker: its part in a broadcast, beside its engine's steps and between two of them."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
 from pods_cluster.weights.protocol import Invitation, WeightUpdate
@@ -23,6 +25,7 @@ whatever has the deadline itself, and than the controller's own patience (`Broad
 class WeightCalls:
     """The calls of a worker that bring it new weights; the worker itself has the engine."""
 
+    config: Config
     _engine: EngineThread
     _check: Callable[[], None]
     """Raises WorkerFailed if the worker has failed."""
@@ -42,8 +45,13 @@ class WeightCalls:
         self._engine.call("connect", lambda engine: engine.connect(invitation), patience, "weights.rendezvous_timeout")
 
     def receive(self, update: WeightUpdate) -> None:
-        """Take one version between two steps; see `Engine.receive`. A watchdog ends a transfer that hangs."""
+        """Take one version: beside the steps where that is possible (`Engine.stage`, in this thread), and load it between
+        two of them (`Engine.receive`). A watchdog ends a transfer that hangs."""
         self._check()
+        engine = self._engine.engine
+        if engine is not None and self.config.stages_weights:
+            with _watched(engine, update):
+                engine.stage(update, check_memory=self.config.weights.staged == "auto")
         patience = update.timeout + _GIVE_UP_GRACE
         self._engine.call("receive", lambda engine: self._receive(engine, update), patience, "weights.transfer_timeout")
 
@@ -62,11 +70,19 @@ class WeightCalls:
         self._check()
         return self._call("fingerprints", lambda engine: engine.fingerprints())
 
-    def _receive(self, engine: Engine, update: WeightUpdate) -> None:
-        watchdog = threading.Timer(update.timeout + _WATCHDOG_GRACE, engine.disconnect)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
+    @staticmethod
+    def _receive(engine: Engine, update: WeightUpdate) -> None:
+        with _watched(engine, update):
             engine.receive(update)
-        finally:
-            watchdog.cancel()
+
+
+@contextlib.contextmanager
+def _watched(engine: Engine, update: WeightUpdate) -> Iterator[None]:
+    """Break a transfer off that hangs beyond its deadline."""
+    watchdog = threading.Timer(update.timeout + _WATCHDOG_GRACE, engine.disconnect)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()

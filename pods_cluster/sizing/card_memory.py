@@ -24,6 +24,8 @@ class ModelSizes:
 class CardMemory:
     """Memory of one shared card, in bytes: its size, the rank's peak, and weights and cache of each of its engines.
 
+    `weights` are two sets where a version arrives beside the engine's steps (`weights.staged: true`).
+
     `cache` holds `sequences` rollouts of `length` tokens (prompt and completion) at full length.
     """
 
@@ -83,4 +85,5 @@ def card_memory(config: Config, sizes: ModelSizes, *, card: float, learner: floa
         return None
     length = config.data.max_prompt_tokens + config.generator.max_tokens
     sequences = config.generator.max_sequences
-    return CardMemory(card, learner, engines, sizes.weights, sequences * length * sizes.token, sequences, length)
+    weights = sizes.weights * (2 if config.stages_weights else 1)
+    return CardMemory(card, learner, engines, weights, sequences * length * sizes.token, sequences, length)

@@ -68,3 +68,17 @@ def test_as_many_fit_as_it_says(
         if count:
             other = replace(found, cache=count * 1000 * token, sequences=count)
             assert other.fits == (count == most) or other.left == pytest.approx(LEFT * card)
+
+
+def test_weights_that_arrive_beside_the_steps_take_their_size_again() -> None:
+    shared = load_config(CONFIG)
+    assert not shared.stages_weights  # the learner's peak is still to come when the engine looks for room
+    once, twice = (
+        card_memory(load_config(CONFIG, overrides), QWEN, card=80e9, learner=20e9)
+        for overrides in ([], ["weights.staged=true"])
+    )
+    assert once is not None
+    assert twice is not None
+    assert twice.weights == 2 * once.weights
+    assert twice.left == once.left - twice.engines * QWEN.weights
+    assert load_config(CONFIG, ["learner.gpus_per_worker=1", "generator.gpus_per_worker=1"]).stages_weights

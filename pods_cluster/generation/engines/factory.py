@@ -54,6 +54,7 @@ def _transformers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Engine:
         kv_bytes=None if gigabytes is None else int(gigabytes * 2**30),
         prefill_tokens=int(options.get("prefill_tokens", 4096)),
         tokenizer=tokenizer,
+        keep_cache=config.weights.keep_cache,
     )
 
 

@@ -10,10 +10,11 @@ import torch
 from pods_cluster.generation.engine import EngineError, require_open
 from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.receiver import Receiver, Sink
+from pods_cluster.weights.staging import StagedVersion, stage
 
 
 class WeightReceiving:
-    """`adopt_version`, `connect` and `disconnect` of `Engine`, and the part of `receive` that is the same for all.
+    """`adopt_version`, `connect`, `stage` and `disconnect` of `Engine`, and the part of `receive` that is the same for all.
 
     `version` is the last one that arrived in full; `closed` is true from the start of a transfer to its good end.
     """
@@ -22,6 +23,8 @@ class WeightReceiving:
         self.version = -1
         self.closed = False
         self._receiver: Receiver | None = None
+        self._staged: StagedVersion | None = None
+        self._home = device if device is not None else torch.device("cpu")
         self._device = device if device is not None and device.type == "cuda" else None
 
     def adopt_version(self, version: int) -> None:
@@ -30,6 +33,7 @@ class WeightReceiving:
 
     def connect(self, invitation: Invitation) -> None:
         self.disconnect()
+        self._staged = None
         # Kept before it connects, so that `disconnect` from another thread ends a rendezvous that hangs.
         self._receiver = receiver = Receiver(invitation, self._device)
         try:
@@ -43,14 +47,27 @@ class WeightReceiving:
         if receiver is not None:
             receiver.close()
 
-    @contextlib.contextmanager
-    def _receiving(self, update: WeightUpdate, sink: Sink) -> Iterator[None]:
-        """Take all buckets of `update`; the body runs when they are loaded, and the version counts after it."""
+    def stage(self, update: WeightUpdate, *, check_memory: bool = True) -> bool:
+        self._staged = stage(self._connected(update), update, self._home, check_memory=check_memory)
+        return self._staged is not None
+
+    def _connected(self, update: WeightUpdate) -> Receiver:
         receiver = self._receiver
         if receiver is None:
             raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
-        self.closed = True
-        receiver.receive(update, sink)
+        return receiver
+
+    @contextlib.contextmanager
+    def _receiving(self, update: WeightUpdate, sink: Sink) -> Iterator[None]:
+        """Load `update`, from where it is staged or as it arrives; the body runs then, and the version counts after it."""
+        staged, self._staged = self._staged, None
+        if staged is not None and staged.holds(update):
+            self.closed = True
+            staged.load(sink)
+        else:
+            receiver = self._connected(update)
+            self.closed = True
+            receiver.receive(update, sink)
         try:
             yield
         except EngineError as error:

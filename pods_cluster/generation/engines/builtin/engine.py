@@ -45,7 +45,7 @@ class TransformersEngine(WeightReceiving):
 
     `end_ids` end a completion (each request may add its own), at most `max_sequences` rollouts decode at once, their
     cache within `kv_bytes`; prompts are computed in batches of up to `prefill_tokens` tokens. `tokenizer`: for requests
-    with stop strings.
+    with stop strings. `keep_cache`: rollouts in flight keep their keys and values over an update.
     """
 
     def __init__(
@@ -57,8 +57,10 @@ class TransformersEngine(WeightReceiving):
         kv_bytes: int | None = None,
         prefill_tokens: int = 4096,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        keep_cache: bool = False,
     ) -> None:
         super().__init__(model.device)
+        self._keep_cache = keep_cache
         self._model = model
         self._base = BaseWeights()
         self._forward = Forward(model)
@@ -272,7 +274,7 @@ class TransformersEngine(WeightReceiving):
         with self._receiving(update, load.take):
             load.finish()
         self._rows.updated(before)
-        self._stale = self._rows.count > 0
+        self._stale = self._rows.count > 0 and not self._keep_cache
 
     def fingerprints(self) -> dict[str, str]:
         return fingerprints(self._model.named_parameters())

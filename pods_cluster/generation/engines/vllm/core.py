@@ -74,10 +74,11 @@ class Core:
         while core.batch_queue:
             yield self.step()
 
-    def resume(self) -> None:
+    def resume(self, *, keep_cache: bool = False) -> None:
         """Go on after `pause`, with nothing cached that older weights computed: running requests start again at
-        their first token's keys and values."""
-        self._client.reset_prefix_cache(True, False)
+        their first token's keys and values. `keep_cache`: as if there had been no pause."""
+        if not keep_cache:
+            self._client.reset_prefix_cache(True, False)
         self._client.wake_up(["scheduling"])
 
     def call_workers(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:

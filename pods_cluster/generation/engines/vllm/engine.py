@@ -45,7 +45,7 @@ _WARN_SECONDS = 60.0
 class VllmEngine:
     """`Engine` over a vLLM core. `end_ids` end a completion; each request may add its own.
 
-    `tokenizer`: for requests with stop strings.
+    `tokenizer`: for requests with stop strings. `keep_cache`: rollouts in flight keep their keys and values over an update.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class VllmEngine:
         end_ids: Sequence[int],
         max_sequences: int,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        keep_cache: bool = False,
     ) -> None:
         self.version = -1
         self.closed = False
@@ -67,6 +69,7 @@ class VllmEngine:
         self._by_id: dict[str, RunningRequest] = {}
         self._finished: list[Rollout] = []
         self._serial = 0
+        self._keep_cache = keep_cache
         self._scoring = Scoring(core, self._request_id, self._advance)
         self._weights = WorkerWeights(core, native=options.transfer == "native", loading=options.loading)
         self._gauges: Any = None
@@ -103,7 +106,9 @@ class VllmEngine:
             params = make_params(sampling, (*self._end_ids, *sampling.stop_token_ids), seed, wanted)
             running = RunningRequest(request, self._request_id(request.key), wanted, self.version, stop_strings)
             prompt = prompts.setdefault(request.prompt_ids, list(request.prompt_ids))
-            self._core.add(make_request(running.request_id, prompt, params))
+            # Where the cache is kept, a prompt that older weights read is not taken from it.
+            salt = f"version {self.version}" if self._keep_cache else None
+            self._core.add(make_request(running.request_id, prompt, params, salt))
             self._by_key[request.key] = self._by_id[running.request_id] = running
 
     def abort(self, keys: Iterable[str]) -> None:
@@ -253,6 +258,9 @@ class VllmEngine:
     def disconnect(self) -> None:
         self._weights.disconnect()
 
+    def stage(self, update: WeightUpdate, *, check_memory: bool = True) -> bool:
+        return self._weights.stage(update, check_memory=check_memory)
+
     def receive(self, update: WeightUpdate) -> None:
         self._weights.check(update)
         self.closed = True
@@ -260,8 +268,8 @@ class VllmEngine:
             self._take(outputs, gauges)  # still of the version before
         self._weights.receive(update)
         for running in self._by_id.values():
-            running.updated(self.version)
-        self._core.resume()
+            running.updated(self.version, keep_cache=self._keep_cache)
+        self._core.resume(keep_cache=self._keep_cache)
         self.version = update.version
         self.closed = False
 

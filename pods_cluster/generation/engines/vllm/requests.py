@@ -54,10 +54,11 @@ class RunningRequest:
         """Whether its last token completes a stop string."""
         return self.stop_strings is not None and self.stop_strings.ends(self.token_ids)
 
-    def updated(self, version: int) -> None:
-        """New weights came in place of `version`: its keys and values are made again from its first token on."""
+    def updated(self, version: int, *, keep_cache: bool = False) -> None:
+        """New weights came in place of `version`: its keys and values are made again from its first token on, unless they
+        are kept."""
         self.updates.append((version, len(self.token_ids)))
-        self.preempted_by_update = True
+        self.preempted_by_update = not keep_cache
 
     def rollout(self, reason: FinishReason) -> Rollout:
         """The finished rollout. Raises EngineError where vLLM gave another number of log-probabilities than of tokens."""
@@ -80,8 +81,9 @@ class RunningRequest:
         )
 
 
-def make_request(request_id: str, prompt_ids: list[int], params: Any) -> Any:
-    """A request for the core; `params` come from `make_params` or `make_scoring_params`."""
+def make_request(request_id: str, prompt_ids: list[int], params: Any, salt: str | None = None) -> Any:
+    """A request for the core; `params` come from `make_params` or `make_scoring_params`. It shares cached prompts only with
+    requests of the same `salt`."""
     return compat.EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt_ids,
@@ -90,7 +92,7 @@ def make_request(request_id: str, prompt_ids: list[int], params: Any) -> Any:
         pooling_params=None,
         arrival_time=time.time(),
         lora_request=None,
-        cache_salt=None,
+        cache_salt=salt,
         data_parallel_rank=None,
         external_req_id=request_id,
     )

@@ -49,7 +49,8 @@ def make_vllm_engine(config: Config, tokenizer: PreTrainedTokenizerBase | None) 
             "vLLM's first model runner draws each seeded request by itself: unset VLLM_USE_V2_MODEL_RUNNER, or set "
             "generator.engine_options.seeded: engine (rollouts cannot be made again then)"
         )
-    return VllmEngine(core, options, end_token_ids(config, tokenizer), generator.max_sequences, tokenizer)
+    ends = end_token_ids(config, tokenizer)
+    return VllmEngine(core, options, ends, generator.max_sequences, tokenizer, keep_cache=config.weights.keep_cache)
 
 
 def prepare_environment(process: bool, threads: int) -> None:

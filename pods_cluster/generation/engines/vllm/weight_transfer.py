@@ -36,6 +36,7 @@ from pods_cluster.weights.protocol import (
     WeightUpdate,
 )
 from pods_cluster.weights.receiver import Receiver, Sink
+from pods_cluster.weights.staging import StagedVersion, stage
 
 BACKEND = "pods"
 
@@ -58,6 +59,13 @@ def close_transfer(token: str) -> None:
             engine.leave()
         else:
             compat.leave_native_group(engine)
+
+
+def stage_transfer(token: str, update: WeightUpdate, *, check_memory: bool) -> bool:
+    """`PodsTransferEngine.stage` of the engine that connected with `token` in this process; from any thread."""
+    with _open_lock:
+        engine = _open.get(token)
+    return isinstance(engine, PodsTransferEngine) and engine.stage(update, check_memory=check_memory)
 
 
 @dataclass
@@ -124,6 +132,7 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         self._target = device
         self._cuda = device if device.type == "cuda" else None
         self._receiver: Receiver | None = None
+        self._staged: StagedVersion | None = None
         self._adapter: VllmAdapter | None = None
         self._check: DirectLoadCheck | None = None
         self._direct: DirectLoader | None = None
@@ -131,6 +140,7 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
 
     def init_transfer_engine(self, init_info: PodsInitInfo) -> None:
         self.leave()
+        self._staged = None
         invitation = Invitation(
             transport=init_info.transport,
             host=init_info.host,
@@ -150,6 +160,15 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         except BaseException:
             self.leave()
             raise
+
+    def stage(self, update: WeightUpdate, *, check_memory: bool) -> bool:
+        """Take `update` while the model computes, for the call that loads it. False: the memory does not allow it, or it
+        has to go through vLLM's loaders, which take a version as it arrives."""
+        receiver = self._receiver
+        if receiver is None or not (self.direct or update.adapter):
+            return False
+        self._staged = stage(receiver, update, self._target, check_memory=check_memory)
+        return self._staged is not None
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -193,6 +212,10 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         self._adapter.load(list(collector), self._target, config)
 
     def _receive(self, update: WeightUpdate, sink: Sink) -> None:
+        staged, self._staged = self._staged, None
+        if staged is not None and staged.holds(update):
+            staged.load(sink)
+            return
         receiver = self._receiver
         if receiver is None:
             raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")

@@ -65,6 +65,16 @@ class WorkerWeights:
             raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
         return self._invitation
 
+    def stage(self, update: WeightUpdate, *, check_memory: bool) -> bool:
+        """Take `update` beside the steps, from another thread than theirs; False where the workers have processes of their
+        own, which answer between two steps, or the receiver is vLLM's."""
+        from pods_cluster.generation.engines.vllm import weight_transfer
+
+        self.check(update)
+        if self._core.process or self._native:
+            return False
+        return weight_transfer.stage_transfer(self._token, update, check_memory=check_memory)
+
     def receive(self, update: WeightUpdate) -> None:
         """Into the model of every worker. Raises WeightTransferError; the models are unusable then."""
         from pods_cluster.generation.engines.vllm import weight_transfer, worker_extension

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pods_cluster.generation.engine import EngineError
+from pods_cluster.generation.engine import Engine, EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
 from pods_cluster.generation.engines.paced.engine import PacedEngine
 from pods_cluster.types import FinishReason, GroupId, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import fingerprint
-from pods_cluster.weights.protocol import WeightTransferError
+from pods_cluster.weights.protocol import WeightTransferError, WeightUpdate
 from tests.generation.conftest import EOS, build
 from tests.generation.learner import Learner
 
@@ -155,6 +157,131 @@ def test_disconnect_frees_a_transfer_that_hangs(model: PreTrainedModel) -> None:
     assert isinstance(raised[0], WeightTransferError)
     assert engine.closed
     learner.sender.close()
+
+
+def staged(
+    engine: Engine, model: PreTrainedModel, version: int, beside: Callable[[], None], leave_out: str = ""
+) -> bool:
+    """Have `engine` take a version in another thread; `beside` runs while it waits for the learner to send."""
+    learner = Learner(model, leave_out)
+    invitation, update = learner.invite(), learner.update(version)
+    meeting = threading.Thread(target=learner.sender.connect, args=(30.0,), daemon=True)
+    meeting.start()
+    engine.connect(invitation)
+    meeting.join(30.0)
+    taken: list[bool] = []
+    taking = threading.Thread(target=lambda: taken.append(engine.stage(update)), daemon=True)
+    taking.start()
+    try:
+        beside()
+        assert taking.is_alive()
+        learner.sender.send(update)
+        taking.join(30.0)
+        engine.receive(update)
+    finally:
+        learner.sender.close()
+    return taken == [True]
+
+
+def test_a_version_arrives_while_the_engine_goes_on_under_the_old_one() -> None:
+    engine = TransformersEngine(build("qwen2", seed=0), [])
+    engine.version = 3
+    engine.submit([RolloutRequest(GroupId(0, 0), 0, (5, 6, 7), GREEDY)])
+
+    def decode() -> None:
+        for _ in range(9):
+            engine.step()
+        assert (engine.version, engine.closed) == (3, False)
+
+    old, new = build("qwen2", seed=0), build("qwen2", seed=1)
+    assert staged(engine, new, 4, decode)
+    assert engine.version == 4
+    assert engine.fingerprints() == {name: fingerprint(parameter) for name, parameter in new.named_parameters()}
+    [rollout] = finish(engine)
+    assert rollout.spans == ((3, 10), (4, 20))
+    before = greedy_without_end(old, [5, 6, 7], 10)
+    assert rollout.token_ids == before + greedy_without_end(new, [5, 6, 7, *before], 20)
+
+
+def test_a_staged_version_that_lacks_a_parameter_closes_the_engine_until_a_full_one(model: PreTrainedModel) -> None:
+    engine = TransformersEngine(model, [EOS])
+    with pytest.raises(WeightTransferError, match=r"1 parameter.*model\.norm\.weight"):
+        staged(engine, build("qwen2", seed=1), 1, lambda: None, leave_out="model.norm.weight")
+    assert engine.closed
+    assert staged(engine, build("qwen2", seed=1), 2, lambda: None)
+    assert (engine.version, engine.closed) == (2, False)
+
+
+def test_a_staged_transfer_that_breaks_off_leaves_the_engine_at_work_on_its_old_weights(model: PreTrainedModel) -> None:
+    engine = TransformersEngine(model, [])
+    engine.version = 0
+    learner = Learner(build("qwen2", seed=1))
+    invitation, update = learner.invite(), learner.update(1)
+    meeting = threading.Thread(target=learner.sender.connect, args=(30.0,), daemon=True)
+    meeting.start()
+    engine.connect(invitation)
+    meeting.join(30.0)
+    threading.Timer(0.2, learner.sender.close).start()
+    with pytest.raises(WeightTransferError):
+        engine.stage(update)
+    engine.submit([RolloutRequest(GroupId(0, 0), 0, (5, 6), GREEDY)])
+    [rollout] = finish(engine)
+    assert rollout.token_ids == greedy_without_end(build("qwen2", seed=0), [5, 6], 30)
+    assert (engine.version, engine.closed) == (0, False)
+    with pytest.raises(WeightTransferError):  # nothing is half there to be loaded
+        engine.receive(update)
+
+
+def over_a_kept_cache(
+    old: PreTrainedModel, new: PreTrainedModel, prompt: list[int], made: int, count: int
+) -> list[int]:
+    """Greedy tokens: `made` of `old`, then up to `count` of `new` over the keys and values that `old` computed."""
+    tokens: list[int] = []
+    cache: Any = None
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        while len(tokens) < count:
+            model = old if len(tokens) < made else new
+            output = model(ids, past_key_values=cache, use_cache=True)
+            cache, ids = output.past_key_values, output.logits[:, -1].argmax(-1, keepdim=True)
+            tokens.append(int(ids))
+    return tokens
+
+
+def test_a_kept_cache_is_not_computed_again_and_no_newcomer_reads_it() -> None:
+    old, new = build("qwen2", seed=0), build("qwen2", seed=1)
+    engine = TransformersEngine(build("qwen2", seed=0), [], keep_cache=True)
+    engine.version = 3
+    engine.submit([RolloutRequest(GroupId(0, 0), 0, (5, 6, 7), GREEDY)])
+    for _ in range(9):
+        engine.step()
+    publish(engine, new, version=4)
+    engine.submit([RolloutRequest(GroupId(0, 1), 0, (5, 6, 7), GREEDY)])
+    held, fresh = sorted(finish(engine), key=lambda rollout: rollout.group.row)
+    assert held.spans == ((3, 10), (4, 20))
+    assert held.token_ids == over_a_kept_cache(old, new, [5, 6, 7], 10, 30)
+    assert held.token_ids[10:] != greedy_without_end(new, [5, 6, 7, *held.token_ids[:10]], 20)
+    assert fresh.token_ids == greedy_without_end(new, [5, 6, 7], 30)
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_no_room_for_a_second_set_of_weights(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, looked: bool
+) -> None:
+    if looked:
+        monkeypatch.setattr("pods_cluster.weights.staging.free_bytes", lambda device: 1000)
+    else:
+        monkeypatch.setattr("pods_cluster.weights.staging.ALIGNED", 2**54)  # more than any machine has
+    engine = TransformersEngine(model, [EOS])
+    taken: list[bool] = []
+
+    def receive(update: WeightUpdate) -> None:
+        taken.append(engine.stage(update, check_memory=looked))
+        engine.receive(update)
+
+    Learner(build("qwen2", seed=1)).publish(1, engine.connect, receive)
+    assert taken == [False]
+    assert (engine.version, engine.closed) == (1, False)
 
 
 def test_the_paced_engine_receives_for_real_and_is_deterministic() -> None:

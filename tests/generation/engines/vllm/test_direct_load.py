@@ -11,6 +11,7 @@ import torch
 
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import WeightLoadError, WeightTransferError
+from tests.generation.engines.builtin.test_weights import over_a_kept_cache, staged
 from tests.generation.engines.vllm.test_engine import (
     PROMPT,
     Engines,
@@ -87,6 +88,53 @@ def test_an_update_in_the_middle_of_requests(unloaded: VllmEngine) -> None:
     prefix = greedy(old, list(prompt), 40)[:made]
     assert rollout.token_ids == prefix + greedy(new, [*prompt, *prefix], 40 - made)
     assert difference(fingerprints(new.named_parameters()), engine.fingerprints()) == ""
+
+
+def test_a_version_arrives_while_the_engine_goes_on_under_the_old_one(unloaded: VllmEngine) -> None:
+    engine, old, new = unloaded, build("tied", 0), build("tied", 1)
+    publish(engine, old, 1)
+    [prompt] = unending(old, 1, 40)
+    item = request(0, prompt=prompt, temperature=0.0, max_tokens=40)
+    engine.submit([item])
+
+    def decode() -> None:
+        while len(engine._by_key[item.key].token_ids) < 5:
+            assert not engine.step()
+
+    assert staged(engine, new, 2, decode)
+    made = len(engine._by_key[item.key].token_ids)
+    rollout = finish(engine)[item.key]
+    assert rollout.spans == ((1, made), (2, 40 - made))
+    prefix = greedy(old, list(prompt), 40)[:made]
+    assert rollout.token_ids == prefix + greedy(new, [*prompt, *prefix], 40 - made)
+    assert difference(fingerprints(new.named_parameters()), engine.fingerprints()) == ""
+
+
+def test_a_kept_cache_is_not_computed_again_and_no_newcomer_reads_it(
+    unloaded: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, old, new = unloaded, build("tied", 0), build("tied", 1)
+    monkeypatch.setattr(engine, "_keep_cache", True)
+    publish(engine, old, 1)
+    [prompt] = unending(old, 1, 40)
+    item, late = (request(row, prompt=prompt, temperature=0.0, max_tokens=40) for row in (0, 1))
+    engine.submit([item])
+    while len(engine._by_key[item.key].token_ids) < 5:
+        assert not engine.step()
+    read = engine.stats().prompt_tokens
+    publish(engine, new, 2)
+    made = len(engine._by_key[item.key].token_ids)
+    engine.submit([late])
+    rollouts = finish(engine)
+    held, fresh = (
+        over_a_kept_cache(old, new, list(prompt), made, 40),
+        over_a_kept_cache(new, new, list(prompt), 0, 40),
+    )
+    ended = len(rollouts[item.key].token_ids)
+    assert rollouts[item.key].token_ids == held[:ended]
+    assert rollouts[item.key].spans == ((1, made), (2, ended - made))
+    assert rollouts[late.key].token_ids == fresh[: len(rollouts[late.key].token_ids)]
+    assert (engine.stats().prompt_tokens - read, engine.stats().preemptions) == (len(prompt), 0)
 
 
 def test_what_does_not_fit_closes_the_engine_until_a_full_version(unloaded: VllmEngine) -> None:
