@@ -214,7 +214,7 @@ def check(layers: int, tokens: int) -> dict[str, float]:
         rms_norm_eps=EPSILON,
         tie_word_embeddings=True,
     )
-    model = Qwen2ForCausalLM(config)
+    model: Any = Qwen2ForCausalLM(config)
     for place, layer in enumerate(model.model.layers):
         weights = layer_weights(place)
         attention, mlp = layer.self_attn, layer.mlp
