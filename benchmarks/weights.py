@@ -39,6 +39,8 @@ SHAPES = {
              "num_key_value_heads": 2, "vocab_size": 151936},
     "3b": {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
            "num_key_value_heads": 2, "vocab_size": 151936},
+    "26m": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "vocab_size": 4096},
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
              "num_key_value_heads": 1, "vocab_size": 512},
 }  # fmt: skip
@@ -116,7 +118,11 @@ def configuration(arguments: argparse.Namespace, model: Path, gpu: bool) -> Conf
                 "tokens_per_microbatch": 8192,
                 "gradient_checkpointing": gpu,
             },
-            "weights": {"bucket_megabytes": arguments.bucket_megabytes},
+            "weights": {
+                "bucket_megabytes": arguments.bucket_megabytes,
+                "staged": {"auto": "auto", "on": True, "off": False}[arguments.staged],
+                "keep_cache": arguments.keep_cache,
+            },
             "run": {"name": f"bench-weights-{arguments.shape}"},
         }
     )
@@ -256,6 +262,8 @@ def main() -> None:
     )
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--bucket-megabytes", type=float, default=256.0)
+    parser.add_argument("--staged", choices=("auto", "on", "off"), default="auto", help="see weights.staged")
+    parser.add_argument("--keep-cache", action="store_true", help="see weights.keep_cache")
     parser.add_argument("--no-load", dest="load", action="store_false", help="publish to idle engines")
     parser.add_argument("--out")
     arguments = parser.parse_args()
