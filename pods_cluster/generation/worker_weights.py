@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -10,8 +11,10 @@ from typing import TypeVar
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
 from pods_cluster.generation.engine_thread import EngineThread
-from pods_cluster.weights.protocol import Invitation, WeightUpdate
+from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.relay_plan import WorkerLocation
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -29,6 +32,7 @@ class WeightCalls:
     _engine: EngineThread
     _check: Callable[[], None]
     """Raises WorkerFailed if the worker has failed."""
+    _staging_works = True
 
     def _call(self, name: str, command: Callable[[Engine], T]) -> T:
         """Have the engine's thread carry a command out, within `generator.request_timeout`."""
@@ -49,9 +53,8 @@ class WeightCalls:
         two of them (`Engine.receive`). A watchdog ends a transfer that hangs."""
         self._check()
         engine = self._engine.engine
-        if engine is not None and self.config.stages_weights:
-            with _watched(engine, update):
-                engine.stage(update, check_memory=self.config.weights.staged == "auto")
+        if engine is not None and self.config.stages_weights and self._staging_works:
+            self._stage(engine, update)
         patience = update.timeout + _GIVE_UP_GRACE
         self._engine.call("receive", lambda engine: self._receive(engine, update), patience, "weights.transfer_timeout")
 
@@ -69,6 +72,18 @@ class WeightCalls:
         """See `Engine.fingerprints`."""
         self._check()
         return self._call("fingerprints", lambda engine: engine.fingerprints())
+
+    def _stage(self, engine: Engine, update: WeightUpdate) -> None:
+        """Have it take one version beside its steps. Where that fails for another reason than a peer that is gone, later
+        versions are loaded as they arrive."""
+        try:
+            with _watched(engine, update):
+                engine.stage(update, check_memory=self.config.weights.staged == "auto")
+        except Exception as error:
+            if not isinstance(error, WeightTransferError) or isinstance(error, WeightLoadError):
+                self._staging_works = False
+                log.warning("new weights stop the engine from now on: taking them beside its steps failed: %s", error)
+            raise
 
     @staticmethod
     def _receive(engine: Engine, update: WeightUpdate) -> None:
