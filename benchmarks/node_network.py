@@ -12,15 +12,17 @@ import ctypes
 import fcntl
 import os
 import selectors
-import signal
 import struct
 import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+from benchmarks.hosts import Host, HostNetwork
 
 PREFIX = "10.251.78"
 BRIDGE = "switch"
@@ -41,28 +43,18 @@ def usable() -> bool:
 
 
 @dataclass
-class Host:
-    """A namespace with one address. `inside` goes before a command that is to run there."""
+class NamespaceHost(Host):
+    """A host that is a network namespace."""
 
-    name: str
-    namespace: str
-    address: str
-    port: str
+    namespace: str = ""
+    port: str = ""
     """Its end of the link at the switch."""
-    inside: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.inside = ("ip", "netns", "exec", self.namespace)
 
     def processes(self) -> list[int]:
-        """Ids of the processes that run there."""
         return [int(pid) for pid in _sh("ip", "netns", "pids", self.namespace, check=False).split()]
-
-    def kill(self) -> None:
-        """End all of its processes without a word to them."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def bytes(self) -> tuple[int, int]:
         """Bytes that it has received and sent."""
@@ -71,33 +63,34 @@ class Host:
         return int(received), int(sent)
 
 
-class NodeNetwork:
-    """The switch and its hosts; a context manager that leaves nothing behind."""
+class NodeNetwork(HostNetwork):
+    """Hosts in network namespaces on one switch."""
+
+    kind = "network namespaces"
 
     def __init__(self) -> None:
+        super().__init__()
         self._name = f"pods{os.getpid()}"
         self._switch = f"{self._name}-switch"
-        self.hosts: dict[str, Host] = {}
         self._delays: dict[str, _Delay] = {}
 
-    def __enter__(self) -> NodeNetwork:
+    def __enter__(self) -> Self:
         _sh("ip", "netns", "add", self._switch)
         self._in_switch("ip", "link", "add", BRIDGE, "mtu", str(MTU), "type", "bridge")
         self._in_switch("ip", "link", "set", BRIDGE, "up")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for host in self.hosts.values():
-            host.kill()
+        super().__exit__()
         for delay in self._delays.values():
             delay.close()
-        for name in [*(host.namespace for host in self.hosts.values()), self._switch]:
-            _sh("ip", "netns", "del", name, check=False)
+        for host in self.hosts:
+            _sh("ip", "netns", "del", self._space(host), check=False)
+        _sh("ip", "netns", "del", self._switch, check=False)
 
-    def add(self, name: str) -> Host:
-        """A further host, reached from all others."""
+    def add(self, name: str) -> NamespaceHost:
         number = len(self.hosts) + 1
-        host = Host(name, f"{self._name}-{name}", f"{PREFIX}.{number}", f"port{number}")
+        host = NamespaceHost(name, f"{PREFIX}.{number}", namespace=self._space(name), port=f"port{number}")
         _sh("ip", "netns", "add", host.namespace)
         self.hosts[name] = host
         self._in_switch("ip", "link", "add", host.port, "mtu", str(MTU), "type", "veth",
@@ -109,12 +102,18 @@ class NodeNetwork:
         return host
 
     def cut(self, host: Host) -> None:
-        """Pull the host's plug: what it still sends arrives nowhere, and nobody is told."""
-        self._in_switch("ip", "link", "set", host.port, "down")
+        self._in_switch("ip", "link", "set", self._port(host), "down")
+
+    def own_disk(self, host: Host, folder: Path, seen: Path) -> list[str]:
+        disk = folder / host.name
+        for place in (disk, seen):
+            place.mkdir(parents=True, exist_ok=True)
+        script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+        return [*host.inside, "unshare", "--mount", "bash", "-c", script, "disk", str(disk), str(seen)]
 
     def cap(self, host: Host, megabits: float) -> None:
         """Cap the host's link in both directions; 0: no cap."""
-        for where, device in ((host.inside, DEVICE), (self._inside, host.port)):
+        for where, device in ((host.inside, DEVICE), (self._inside, self._port(host))):
             _sh(*where, "tc", "qdisc", "del", "dev", device, "root", check=False)
             if megabits:
                 _sh(*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{megabits:g}mbit",
@@ -123,10 +122,10 @@ class NodeNetwork:
     def delay(self, host: Host, milliseconds: float) -> None:
         """Make each frame from and to the host take so much longer; 0: as before."""
         if milliseconds and host.name not in self._delays:
-            self._delays[host.name] = _Delay(self._switch, host.port)
+            self._delays[host.name] = _Delay(self._switch, self._port(host))
         if (delay := self._delays.get(host.name)) is not None:
             delay.seconds = milliseconds / 1000
-            self._in_switch("ip", "link", "set", host.port, "master", delay.bridge if milliseconds else BRIDGE)
+            self._in_switch("ip", "link", "set", self._port(host), "master", delay.bridge if milliseconds else BRIDGE)
 
     def round_trip(self, one: Host, other: Host) -> float:
         """Milliseconds of a TCP connection between two hosts, the best of five: one way there and back."""
@@ -140,6 +139,14 @@ class NodeNetwork:
             "print(best * 1000)"
         )
         return float(_sh(*one.inside, "python3", "-c", code, other.address))
+
+    def _space(self, name: str) -> str:
+        return f"{self._name}-{name}"
+
+    @staticmethod
+    def _port(host: Host) -> str:
+        assert isinstance(host, NamespaceHost)
+        return host.port
 
     @property
     def _inside(self) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""A Ray cluster whose nodes are the hosts of a `NodeNetwork`, and a run that is submitted to it from outside."""
+"""A Ray cluster whose nodes are hosts of their own on this machine, and a run that is submitted to it from outside.
+
+The hosts are network namespaces where these can be made, else processes with loopback addresses.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,43 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.node_network import Host, NodeNetwork
+from benchmarks.hosts import Host, HostNetwork
+from benchmarks.node_network import NodeNetwork, usable
+from benchmarks.node_processes import ProcessNetwork
 from pods_cluster.telemetry.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
-PORT, JOBS = 6379, 8265
+PORT, JOBS, AGENT = 6379, 8265, 52365
 SECONDS = 120.0
 """Patience with a node that joins, and with a command."""
 DRAIN_SECONDS = 20.0
 """Time that a node has after SIGTERM."""
-_ALIVE = """
-import sys, time, ray
-ray.init(address=sys.argv[1], logging_level="error", log_to_driver=False)
-end = time.monotonic() + float(sys.argv[3])
-while (found := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[2]):
-    if time.monotonic() > end: sys.exit(f"{found} node(s) are alive, not {sys.argv[2]}")
-    time.sleep(0.1)
-"""
+STARTED = "Ray runtime started."
+"""What `ray start` prints once its node belongs to the cluster."""
+TITLES = {
+    "Controller": "controller",
+    "SelectorActor": "selector",
+    "GeneratorWorker": "generator",
+    "LearnerRank": "learner",
+}
+
+
+def hosts_of_this_system(processes: bool | None = None) -> HostNetwork:
+    """Network namespaces, or `processes`; left out: processes where namespaces cannot be made."""
+    if processes is None:
+        processes = not usable()
+    return ProcessNetwork() if processes else NodeNetwork()
 
 
 class RayNodes:
     """The cluster: a head and what joined it. Everything of it lies in `folder`, whose path has to be short."""
 
-    def __init__(self, network: NodeNetwork, folder: Path) -> None:
+    def __init__(self, network: HostNetwork, folder: Path) -> None:
         self.network, self.folder = network, folder
+        self.port, self.jobs = network.port(PORT), network.port(JOBS)
         self.head: Host | None = None
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         known = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
         self.environment = {name: value for name, value in os.environ.items() if name not in known} | {
             "RAY_AUTH_MODE": "token",
@@ -48,30 +62,43 @@ class RayNodes:
             "RAY_prestart_worker_first_driver": "0",
             "OMP_NUM_THREADS": "1",
             "HOME": str(folder),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys([*filter(None, paths), str(ROOT)])),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
 
     @property
     def address(self) -> str:
         assert self.head is not None
-        return f"{self.head.address}:{PORT}"
+        return f"{self.head.address}:{self.port}"
 
     def start_head(self, host: Host) -> None:
         """Ray's head on this host, with a job server and without CPUs."""
         self.head = host
-        self._start(host, "--head", f"--port={PORT}", f"--temp-dir={self.folder / 'ray'}", "--num-cpus=0",
-                    "--dashboard-host=0.0.0.0", f"--dashboard-port={JOBS}")  # fmt: skip
+        self._start(host, "--head", f"--port={self.port}", f"--temp-dir={self.folder / 'ray'}", "--num-cpus=0",
+                    f"--dashboard-host={host.address}", f"--dashboard-port={self.jobs}")  # fmt: skip
 
-    def join(self, host: Host, labels: Mapping[str, str], cpus: int) -> None:
-        """A node on this host that joins the head; it is not waited for."""
+    def join(self, host: Host, labels: Mapping[str, str], *, generators: int = 0, ranks: int = 0) -> None:
+        """A node on this host that joins the head, with room for so many workers; it is not waited for."""
         text = ",".join(f"{key}={value}" for key, value in labels.items())
-        self._start(host, f"--address={self.address}", f"--num-cpus={cpus}", f"--labels={text}")
+        room = json.dumps({"pods_generator": generators, "pods_learner": ranks})
+        self._start(host, f"--address={self.address}", f"--num-cpus={generators + ranks}", f"--labels={text}",
+                    f"--resources={room}")  # fmt: skip
 
-    def wait(self, count: int, seconds: float = SECONDS) -> None:
-        """Wait until the cluster has so many nodes."""
+    def wait(self, seconds: float = SECONDS) -> None:
+        """Wait until every node that was started belongs to the cluster. Raises RuntimeError with what one said that ended."""
+        end = time.monotonic() + seconds
+        for name, process in self.processes.items():
+            while STARTED not in (told := self._log(name).read_text()):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(f"{name} has not joined within {seconds:g} s:\n{told[-2000:]}")
+                time.sleep(0.05)
+
+    def drain(self, node: str, seconds: int) -> None:
+        """Tell the cluster that a node (its id) goes in so many seconds, as an autoscaler does before a preemption."""
         assert self.head is not None
-        self.command(self.head, sys.executable, "-c", _ALIVE, self.address, str(count), str(seconds))
+        self.command(self.head, "ray", "drain-node", f"--address={self.address}", f"--node-id={node}",
+                     "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=the machine goes",
+                     f"--deadline-remaining-seconds={seconds}")  # fmt: skip
 
     def preempt(self, host: Host) -> None:
         """Tell the node to go, as a cloud or Kubernetes does."""
@@ -79,7 +106,7 @@ class RayNodes:
 
     def command(self, host: Host, *command: str) -> str:
         """Output of a command on this host. Raises RuntimeError with it where the command fails."""
-        done = subprocess.run([*self._inside(host), *command], env=self.environment, capture_output=True, text=True,
+        done = subprocess.run([*self._own_disk(host), *command], env=self.environment, capture_output=True, text=True,
                               timeout=SECONDS + 30, check=False, cwd=self.folder)  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -94,7 +121,7 @@ class RayNodes:
         assert self.head is not None
         path = self.folder / f"{run['run']['name']}.yaml"
         path.write_text(json.dumps(run))
-        self.pods(outside, "submit", str(path), "--no-wait", "--address", f"http://{self.head.address}:{JOBS}")
+        self.pods(outside, "submit", str(path), "--no-wait", "--address", f"http://{self.head.address}:{self.jobs}")
         return SubmittedRun(self, RunFolder(Path(run["run"]["dir"]) / run["run"]["name"]))
 
     def end(self) -> None:
@@ -103,22 +130,22 @@ class RayNodes:
             self.network.hosts[name].kill()
             process.wait(10)
 
-    def _inside(self, host: Host) -> list[str]:
-        """Goes before a command there: Ray's own folder is another one on each host, as it is on other machines."""
-        disk, seen = self.folder / "disks" / host.name, self.folder / "ray"
-        for folder in (disk, seen):
-            folder.mkdir(parents=True, exist_ok=True)
-        script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        return [*host.inside, "unshare", "--mount", "bash", "-c", script, "disk", str(disk), str(seen)]
+    def _own_disk(self, host: Host) -> list[str]:
+        return self.network.own_disk(host, self.folder / "disks", self.folder / "ray")
 
     def _start(self, host: Host, *options: str) -> None:
         command = ["ray", "start", "--block", f"--node-ip-address={host.address}", "--disable-usage-stats",
+                   f"--dashboard-agent-listen-port={self.network.port(AGENT)}", "--include-log-monitor=false",
                    "--object-store-memory=200000000", *options]  # fmt: skip
-        log = (self.folder / f"{host.name}.log").open("wb")
-        with log:
+        with self._log(host.name).open("wb") as log:
             self.processes[host.name] = subprocess.Popen(
-                [*self._inside(host), *command], env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )
+                [*self._own_disk(host), *command], env=self.environment, cwd=self.folder, stdout=log, stderr=log,
+                start_new_session=self.network.own_sessions
+            )  # fmt: skip
+        self.network.started(host, self.processes[host.name].pid)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
 
 class SubmittedRun:
@@ -133,6 +160,11 @@ class SubmittedRun:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in _lines(self.folder.events) if event["kind"] == kind]
+
+    def pools(self) -> tuple[int, int]:
+        """Generators and learner ranks that made the newest step; 0 before the first one."""
+        row = (self.rows() or [{}])[-1]
+        return int(row.get("generator/workers", 0)), int(row.get("learner/workers", 0))
 
     def wait_for_steps(self, more: int, seconds: float = SECONDS) -> list[dict[str, Any]]:
         """Wait for so many more steps; their records. Raises RuntimeError with the run's last events after `seconds`."""
@@ -150,22 +182,25 @@ class SubmittedRun:
             time.sleep(0.05)
         return time.monotonic() - began
 
-    def places(self) -> dict[str, list[str]]:
-        """Hosts of the run's live processes, by role; the selector's id is not told, so it is known by its title."""
+    def workers(self) -> list[dict[str, Any]]:
+        """The run's live processes, as `pods status` tells of them."""
         assert self.nodes.head is not None
         status = json.loads(self.nodes.pods(self.nodes.head, "status", str(self.folder.path), "--json"))
+        return status["live"]["workers"]
+
+    def places(self) -> dict[str, list[str]]:
+        """Hosts of the cluster's live actors of a run, by role; they are known by their titles."""
         found: dict[str, list[str]] = {}
-        owners = {pid: host.name for host in self.nodes.network.hosts.values() for pid in host.processes()}
-        for worker in status["live"]["workers"]:
-            if worker["pid"] is not None:
-                found.setdefault(worker["role"], []).append(owners.get(worker["pid"], "none"))
-        found["selector"] = [host for pid, host in owners.items() if _title(pid).startswith("ray::SelectorActor")]
+        for host in self.nodes.network.hosts.values():
+            for pid in host.processes():
+                if (role := TITLES.get(_title(pid).removeprefix("ray::").partition(".")[0].strip())) is not None:
+                    found.setdefault(role, []).append(host.name)
         return {role: sorted(hosts) for role, hosts in found.items()}
 
 
 def _title(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").strip("\0 ")
     except OSError:  # it has ended
         return ""
 

@@ -5,9 +5,9 @@ for a rank or a generator. What is forked is Ray's own worker, before it imports
 with the environment, the folder, the streams and the limits that Ray gave it.
 
 It is no descendant of the command that runs it; a test that goes through these takes the fixture `cold`, with which workers
-start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session or of namespaces of their own, those
-whose environment has other settings of these libraries than the server's (threads, caches), and all where a GPU can be
-seen, which no fork may share.
+start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session, those whose environment has other
+settings of these libraries than the server's (threads, caches), and all where a GPU can be seen, which no fork may share. One on
+a made-up host of a test (namespaces of its own for the network and the mounts) has a fork that goes there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -56,6 +57,8 @@ IMPORTS = (
 )
 READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL", "LD_", "PYTHONPATH", "TORCH_")
 """How variables begin that are read at an import; others of torch are read, and some set, later."""
+_JOINED = ("net", "mnt")
+"""Namespaces that a fork of a root's server goes to; where others differ the worker starts cold."""
 _NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -147,10 +150,13 @@ def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
                 connection.sendall(b"y")
                 if connection.recv(1) != b"y":  # it has not waited, and works by now
                     continue
+                spaces = [os.open(f"/proc/{message['pid']}/ns/{name}", os.O_RDONLY) for name in message["namespaces"]]
+                streams += spaces
                 if os.fork() == 0:
                     listener.close()
                     connection.close()
-                    _become(message, streams)
+                    _go_to(spaces)
+                    _become(message, streams[:3])
                     return command, message
                 connection.sendall(b"y")
             finally:
@@ -173,7 +179,10 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
     """The worker's script and arguments, as Ray's `setup_worker.py` would run them; None where the worker has to start
     cold. The message's environment gets what the actor's `runtime_env` adds, and it gets the process group."""
-    if os.getsid(message["pid"]) != os.getsid(0) or _namespaces(message["pid"]) != _namespaces("self"):
+    message["namespaces"] = _other_namespaces(message["pid"])
+    if os.getsid(message["pid"]) != os.getsid(0) or not set(message["namespaces"]) <= set(_JOINED):
+        return None
+    if message["namespaces"] and os.geteuid():
         return None
     message["group"] = os.getpgid(message["pid"])
     context: dict[str, Any] = {}
@@ -190,14 +199,31 @@ def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
     if context.get("py_executable", sys.executable) != sys.executable:
         return None
     message["environment"].update(context.get("env_vars") or {})
-    if "${" in str(context.get("env_vars")) or settings(message["environment"]) != own:
+    read = settings(message["environment"])
+    message["paths"] = _added(read.pop("PYTHONPATH", ""), own.get("PYTHONPATH", ""))
+    if "${" in str(context.get("env_vars")) or message["paths"] is None:
         return None
-    return command
+    return command if read == {name: value for name, value in own.items() if name != "PYTHONPATH"} else None
 
 
-def _namespaces(pid: int | str) -> set[str]:
-    """The namespaces of a process: a worker on a made-up host of a test has the network of that."""
-    return {os.readlink(link) for link in Path(f"/proc/{pid}/ns").iterdir() if not link.name.endswith("_for_children")}
+def _added(paths: str, own: str) -> list[str] | None:
+    """What comes before this process's own entries of PYTHONPATH (a submitted run has its folder there); None: it differs."""
+    count = len(paths) - len(own)
+    if paths == own:
+        return []
+    return paths[: count - 1].split(os.pathsep) if paths.endswith(os.pathsep + own) else None
+
+
+def _other_namespaces(pid: int) -> list[str]:
+    """The kinds of namespaces in which a process is not where this one is: a worker on a made-up host has its network."""
+    kinds = [link.name for link in Path("/proc/self/ns").iterdir() if not link.name.endswith("_for_children")]
+    return [kind for kind in kinds if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")]
+
+
+def _go_to(spaces: list[int]) -> None:
+    for space in spaces:
+        if ctypes.CDLL(None, use_errno=True).setns(space, 0):
+            os._exit(1)
 
 
 _imported = False
@@ -237,12 +263,12 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave nothing behind
     if sys.argv[2:]:
         _import()
-    command, _ = serve(socket.socket(fileno=int(sys.argv[1])))
+    command, message = serve(socket.socket(fileno=int(sys.argv[1])))
     globals_of = types.ModuleType("__main__")
     globals_of.__dict__["__file__"] = command[0]
     sys.modules["__main__"] = globals_of
     sys.argv = command
-    sys.path[0] = str(Path(command[0]).parent)
+    sys.path[:1] = [str(Path(command[0]).parent), *message["paths"]]
     exec(compile(Path(command[0]).read_text(), command[0], "exec"), globals_of.__dict__)
 
 

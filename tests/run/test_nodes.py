@@ -1,58 +1,93 @@
-"""A run on a Ray cluster of four hosts with addresses of their own; a host is lost, and the run goes on with what is left."""
+"""A run on a Ray cluster of four hosts with addresses of their own: one is drained, one with workers of both pools is lost, and
+the run goes on with what is left.
+"""
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import configuration
-from benchmarks.node_network import NodeNetwork, usable
-from benchmarks.ray_nodes import RayNodes
+from benchmarks.cluster import GENERATES, LEARNS, configuration
+from benchmarks.ray_nodes import RayNodes, hosts_of_this_system
 from tests.tiny_run import Made
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not usable(), reason="network namespaces cannot be made here")]
-POOLS = {"generate": ("generate", 1), "learn1": ("learn", 1), "learn2": ("learn", 2)}
+pytestmark = pytest.mark.slow
+FAST, SLOW = {"card": "fast"}, {"card": "slow"}
+NODES = {
+    "mixed1": (GENERATES | LEARNS | FAST, 1, 2),
+    "mixed2": (GENERATES | LEARNS | SLOW, 1, 1),
+    "generate": (GENERATES | SLOW, 1, 0),
+}
+"""Labels, and room for generators and ranks."""
+RATES = {"fast": 240.0, "slow": 60.0}
 
 
 @pytest.fixture
-def nodes() -> Iterator[RayNodes]:
-    """A head without CPUs, nodes for a generator, a learner rank and two of them, and a host `outside` that is no node."""
+def nodes(record_property: Callable[[str, object], None]) -> Iterator[RayNodes]:
+    """A head without CPUs, the nodes of NODES, and a host `outside` that is no node: network namespaces, or processes where
+    the system does not allow these (or PODS_TEST_NODES says so)."""
+    network = hosts_of_this_system(os.environ.get("PODS_TEST_NODES") == "processes" or None)
+    record_property("measured", f"tests/run/test_nodes.py: the hosts were {network.kind}")
     with (
         tempfile.TemporaryDirectory(prefix="rn-", dir="/tmp", ignore_cleanup_errors=True) as folder,
-        NodeNetwork() as net,
+        network,
     ):
-        nodes = RayNodes(net, Path(folder))
-        hosts = {name: net.add(name) for name in ("head", *POOLS, "outside")}
+        nodes = RayNodes(network, Path(folder))
+        hosts = {name: network.add(name) for name in ("head", *NODES, "outside")}
         try:
             nodes.start_head(hosts["head"])
-            for name, (pool, cpus) in POOLS.items():
-                nodes.join(hosts[name], {"pool": pool}, cpus)
-            nodes.wait(4)
+            for name, (labels, generators, ranks) in NODES.items():
+                nodes.join(hosts[name], labels, generators=generators, ranks=ranks)
+            nodes.wait()
             yield nodes
         finally:
             nodes.end()
 
 
-def test_pools_on_four_hosts_outlive_one_with_two_workers(nodes: RayNodes, made: Made) -> None:
+def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_learner_ranks(
+    nodes: RayNodes, made: Made
+) -> None:
     hosts = nodes.network.hosts
-    config = configuration(made.model, made.train, nodes.folder / "runs", engine="paced", workers=1)
+    config = configuration(made.model, made.train, nodes.folder / "runs", engine="paced", workers=3)
+    config["generator"]["engine_options"] = {"tokens_per_second": {"card": RATES}, "shortest": 4, "longest": 6}
     config["selector"]["no_signal"] = "keep"
     config["learner"] |= {"workers": 3, "prompts_per_step": 4, "warmup_steps": 0}
+    config |= {"staleness": 1}
     config["weights"]["verify"] = True
     config["run"]["checkpoint"]["copy_every"] = 1
     run = nodes.submit(hosts["outside"], config)
-    run.wait("the first steps", lambda: len(run.rows()) >= 3)
+
+    # pools on different nodes, ranks on two of them; prompts are shared out by what each engine is seen to make
+    run.wait_for_steps(6)
     assert run.places() == {
         "controller": ["head"],
         "selector": ["head"],
-        "generator": ["generate"],
-        "learner": ["learn1", "learn2", "learn2"],
+        "generator": ["generate", "mixed1", "mixed2"],
+        "learner": ["mixed1", "mixed1", "mixed2"],
     }
-    hosts["learn2"].kill()
-    run.wait("the run goes on", lambda: run.events("restarted") and run.rows()[-1]["learner/workers"] == 1)
+    pids = {host: hosts[host].processes() for host in NODES}
+    made_by = {host: worker for worker in run.workers() if worker["role"] == "generator"
+               for host in NODES if worker["pid"] in pids[host]}  # fmt: skip
+    for slow in (made_by["generate"], made_by["mixed2"]):
+        assert made_by["mixed1"]["tokens_per_second"] > 2 * slow["tokens_per_second"] > 0
+        assert made_by["mixed1"]["generated_tokens"] > 1.5 * slow["generated_tokens"] > 0
+
+    # a node is drained: what its generator has not finished is begun again on the others
+    nodes.drain(made_by["generate"]["node"], 0)
+    run.wait("its generator has left", lambda: run.events("generator_left"))
+    assert "go to others" in run.events("generator_left")[0]["text"]
+    run.wait("the others go on", lambda: run.pools() == (2, 3))
+    hosts["generate"].kill()
+
+    # a node with workers of both pools is lost
+    hosts["mixed1"].kill()
+    run.wait("the run goes on", lambda: run.events("restarted") and run.pools() == (1, 1))
     run.wait_for_steps(1)
-    assert run.places()["learner"] == ["learn1"]
+    assert (run.places()["generator"], run.places()["learner"]) == (["mixed2"], ["mixed2"])
+    assert [row["step"] for row in run.rows()] == list(range(1, len(run.rows()) + 1)), "no step was left out"
+    assert all(row["rollouts/trained"] == 16 for row in run.rows())
     nodes.pods(hosts["head"], "stop", str(run.folder.path))
