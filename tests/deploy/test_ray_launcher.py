@@ -47,6 +47,14 @@ def test_the_pools_are_told_apart_and_the_head_has_no_room_for_them(cluster: dic
     assert "spot" not in json.dumps(kinds["learners"])
 
 
+def test_every_node_asks_for_the_token(cluster: dict[str, Any]) -> None:
+    """`ray start` asks for none where neither the file nor the variable is there."""
+    assert list(cluster["file_mounts"].values()) == ["~/.ray/auth_token"]
+    for commands in (cluster["head_start_ray_commands"], cluster["worker_start_ray_commands"]):
+        (start,) = [command for command in commands if "ray start" in command]
+        assert start.startswith("export RAY_AUTH_MODE=token; ray start ")
+
+
 def test_its_comment_says_which_labels_there_are(cluster: dict[str, Any]) -> None:
     text = FILE.read_text()
     for pool, name in (("generator", "generators"), ("learner", "learners")):

@@ -23,7 +23,7 @@ NODES = {
     "generate": (GENERATES | SLOW, 1, 0),
 }
 """Labels, and room for generators and ranks."""
-RATES = {"fast": 240.0, "slow": 60.0}
+RATES = {"fast": 160.0, "slow": 40.0}
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def nodes(record_property: Callable[[str, object], None]) -> Iterator[RayNodes]:
         network,
     ):
         nodes = RayNodes(network, Path(folder))
+        nodes.environment["REPORTER_UPDATE_INTERVAL_MS"] = "60000"  # what Ray's dashboard shows is not looked at
         hosts = {name: network.add(name) for name in ("head", *NODES, "outside")}
         try:
             nodes.start_head(hosts["head"])
@@ -88,6 +89,7 @@ def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_l
     run.wait("the run goes on", lambda: run.events("restarted") and run.pools() == (1, 1))
     run.wait_for_steps(1)
     assert (run.places()["generator"], run.places()["learner"]) == (["mixed2"], ["mixed2"])
-    assert [row["step"] for row in run.rows()] == list(range(1, len(run.rows()) + 1)), "no step was left out"
+    steps = {row["step"] for row in run.rows()}  # some are made again
+    assert steps == set(range(1, max(steps) + 1)), "no step was left out"
     assert all(row["rollouts/trained"] == 16 for row in run.rows())
     nodes.pods(hosts["head"], "stop", str(run.folder.path))
