@@ -13,7 +13,7 @@ from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.jsonl import read_lines
 from pods_cluster.telemetry.metric_registry import MetricValueError, UnknownMetric
 from pods_cluster.telemetry.ratios import Totals
-from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.telemetry.recorder import KEPT_ITEMS, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.sink_queue import GIVE_UP_AFTER
 from pods_cluster.telemetry.sinks import SinkUnavailable, TensorBoardSink, WandbSink
@@ -277,8 +277,8 @@ def test_polling_sees_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for step in range(5000):
             recorder.step(step, {"reward": 0.1})
         late = recorder.poll(feed.cursor)
-        assert late.missed == 5000 - 4096
-        assert len(late.items) == 4096
+        assert late.missed == 5000 - KEPT_ITEMS
+        assert len(late.items) == KEPT_ITEMS
         assert late.items[-1][1]["step"] == 4999
 
 
