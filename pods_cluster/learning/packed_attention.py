@@ -9,7 +9,6 @@ kernels, given the merged output and normaliser, return the exact gradient of ea
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -199,19 +198,16 @@ def _by_sequence(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, scale
     """The output of packed attention from one `scaled_dot_product_attention` a segment. Completions have their prompt's
     keys before their own."""
     parts: list[Tensor] = []
-    prompt_of = _prompt_of_segments(layout)
-    begin = 0
-    for length, prompt in zip(layout.segments, prompt_of, strict=True):
-        own = slice(begin, begin + length)
-        keys, values = k[own], v[own]
+    # Not a slice for each: the backward of every slice makes a gradient as large as the whole pack.
+    queries, own_keys, own_values = (tensor.split(list(layout.segments)) for tensor in (q, k, v))
+    for index, prompt in enumerate(_prompt_of_segments(layout)):
+        length, keys, values, mask = layout.segments[index], own_keys[index], own_values[index], None
         if prompt is not None:
-            keys, values = torch.cat([k[prompt], keys]), torch.cat([v[prompt], values])
-        mask = None
-        if prompt is not None:
+            keys, values = torch.cat([own_keys[prompt], keys]), torch.cat([own_values[prompt], values])
             before = len(keys) - length
             mask = torch.ones(length, len(keys), dtype=torch.bool, device=q.device).tril(before)
         out = functional.scaled_dot_product_attention(
-            q[own].transpose(0, 1)[None],
+            queries[index].transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
             attn_mask=mask,
@@ -220,23 +216,20 @@ def _by_sequence(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, scale
             enable_gqa=q.shape[1] != k.shape[1],
         )
         parts.append(out[0].transpose(0, 1))
-        begin += length
     return torch.cat(parts)
 
 
-def _prompt_of_segments(layout: AttentionLayout) -> list[slice | None]:
-    """The tokens, for each segment, of the shared prompt that it attends to beside itself."""
-    found: list[slice | None] = [None] * len(layout.prompts)
-    ends = [0, *accumulate(layout.prompts)]
-    prompts = [slice(start, stop) for start, stop in pairwise(ends)]
+def _prompt_of_segments(layout: AttentionLayout) -> list[int | None]:
+    """The shared prompt that each segment attends to beside itself; the first segments are the shared prompts."""
+    found: list[int | None] = [None] * len(layout.prompts)
     index, left = 0, layout.answers[0] if layout.answers else 0
-    for length in layout.segments[len(prompts) :]:
-        while left == 0 and index + 1 < len(prompts):
+    for length in layout.segments[len(layout.prompts) :]:
+        while left == 0 and index + 1 < len(layout.prompts):
             index += 1
             left = layout.answers[index]
         if left == 0:
             found.append(None)
         else:
-            found.append(prompts[index])
+            found.append(index)
             left -= length
     return found
