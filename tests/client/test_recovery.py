@@ -106,18 +106,23 @@ def test_without_restarts_the_first_fault_ends_the_run_and_a_resume_is_exact(
     assert changed["text"] == "resumed with other settings: run.restarts: 0 → 3"
 
 
-@pytest.mark.slow  # each a run with a restart
-@pytest.mark.parametrize("role", ["learner", "selector", "controller"])
+@pytest.mark.slow  # a run with three restarts
 def test_a_process_that_is_stopped_is_noticed(
-    cluster: None, made: Made, tmp_path: Path, role: str, record_property: Measured
+    cluster: None, made: Made, tmp_path: Path, record_property: Measured
 ) -> None:
-    faults = Faults(tmp_path / role, [(3, send(role, signal.SIGSTOP))])
+    roles = ("learner", "selector", "controller")
+    faults = Faults(tmp_path / "stopped", [(3 * n, send(role, signal.SIGSTOP)) for n, role in enumerate(roles, 1)])
     faults.start()
-    assert driver.train(config_of(made, tmp_path, role, "learner.workers=2"), live=False).status == "finished"
-    (seconds,) = faults.result()
-    record_property("measured", f"{role} stopped: the second step after it came after {seconds:.1f} s")
-    (event,) = events(tmp_path / role, "restarting")
-    assert "answer" in event["text"]
+    config = config_of(made, tmp_path, "stopped", "learner.workers=2", f"run.steps={STEPS + 3}")
+    assert driver.train(config, live=False).status == "finished"
+    for role, seconds in zip(roles, faults.result(), strict=True):
+        record_property("measured", f"{role} stopped: the second step after it came after {seconds:.1f} s")
+    restarts = events(tmp_path / "stopped", "restarting")
+    assert all("answer" in event["text"] for event in restarts)
+    learner, selector, controller = (event["text"] for event in restarts)
+    assert "learner/" in learner
+    assert "selector" in selector
+    assert "another controller" in controller
 
 
 @pytest.mark.slow  # two minutes
@@ -167,6 +172,7 @@ def test_a_run_whose_gcs_is_lost_for_good_ends_with_a_saved_state(
     cold: None, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_gcs_storage", "memory")  # there is nothing to start it again from
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "10")  # Ray's own 60 s, shorter
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith(("run.dir", "run.steps"))]
     run = FaultedRun(tmp_path, "headless", [*settings, "run.steps=100000"])
     assert run.wait_for_step(5, 300), run.log.read_text()[-3000:]
