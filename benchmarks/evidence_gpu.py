@@ -12,14 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks._machine import machine
-from benchmarks._result_file import write_result
-from benchmarks.evidence import PARTS, Part, answer
+from benchmarks._result_file import table, write_result
+from benchmarks.evidence import AXES, PARTS, Part, answer
 from benchmarks.evidence_sections import GPU_PARTS
 from pods_cluster.client.compare_command import read_arms, target_of
+from pods_cluster.telemetry.arm_comparison import compare
+from pods_cluster.telemetry.speedup import Ratio, Target
 
 ROOT = Path(__file__).parents[1]
+
+
+def _ratio(found: Ratio) -> dict[str, Any]:
+    return {"target": found.target, "speed_up": found.value, "low": found.low, "high": found.high}
 
 
 def main() -> None:
@@ -27,6 +34,10 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of the sweep")
     parser.add_argument("--part", required=True, choices=list(GPU_PARTS))
     parser.add_argument("--about", required=True, help="the commands, and how the runs shared the machine")
+    parser.add_argument(
+        "--also", metavar="METRIC", help="another metric of the evaluations that is told beside the accuracy"
+    )
+    parser.add_argument("--note", help="what the part shows and what it does not")
     parser.add_argument("--machine", type=Path, help="a result file of the machine; left out: this one")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "evidence_h200.json")
     arguments = parser.parse_args()
@@ -42,8 +53,16 @@ def main() -> None:
         "command": arguments.about,
         "target": given["target"],
         "gain": given.get("gain"),
+        "note": arguments.note,
     }
     result["parts"][arguments.part] = answer(part, arms, (), target_of(given))
+    if arguments.also:
+        found = compare(arms, baseline=given["baseline"], metric=arguments.also, target=Target(), axes=AXES[:1])
+        rows = [
+            {"arm": arm.label, "first": arm.first, "final": arm.final} | _ratio(arm.axes[AXES[0]].ratio)
+            for arm in found.arms
+        ]
+        result["parts"][arguments.part]["also"] = {"metric": arguments.also, "rows": table(rows, list(rows[0]))}
     write_result(arguments.out, result)
     print(f"written: {arguments.out}")
 

@@ -58,8 +58,11 @@ def gpu_lines(result: Mapping[str, Any] | None, tables: Callable[[str], Iterator
         interval = "one seed, so without an interval" if seeds < 2 else f"the interval over {seeds} seeds is too narrow"
         yield f"- **Sooner**: to {goal}; {interval}."
         yield from _cause(part)
+        if runs.get("note"):
+            yield f"- **What it shows**: {runs['note']}"
         yield ""
         yield from tables(name)
+        yield from _also(part)
     if result is not None and "gpu" in result["parts"]:
         yield (
             "**What bounds it at this size**: the engines need more than half of a step for 64 answers, whoever is trained, and "
@@ -68,6 +71,25 @@ def gpu_lines(result: Mapping[str, Any] | None, tables: Callable[[str], Iterator
             "generators of their own."
         )
         yield ""
+
+
+def _also(part: Mapping[str, Any]) -> Iterator[str]:
+    """Another metric than the accuracy, where the part has one; its target is a share of the baseline's best."""
+    if "also" not in part:
+        return
+    rows = records(part["also"]["rows"])
+    about = "sooner to 99 % of the baseline's best, which was not named before the runs"
+    yield f"What was learned beside it, `{part['also']['metric']}`; {about}:"
+    yield ""
+    yield "| arm | before | at the end | sooner, own seconds |"
+    yield "|---|---|---|---|"
+    for row in rows:
+        base = row["arm"] == part["baseline"]
+        sooner = "" if base else "never reached" if row["speed_up"] is None else f"{row['speed_up']:.2f}"
+        if not base and row["speed_up"] is not None and row["low"] is not None and row["high"] is not None:
+            sooner += f" [{row['low']:.2f}, {row['high']:.2f}]"
+        yield f"| {row['arm']}{' (baseline)' if base else ''} | {row['first']:.1%} | {row['final']:.1%} | {sooner} |"
+    yield ""
 
 
 def _cause(part: Mapping[str, Any]) -> Iterator[str]:
