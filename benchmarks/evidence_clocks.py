@@ -2,7 +2,7 @@
 
 The training itself is real and small; only its time is told by another clock. A step takes the sum of generating, updating
 and sending weights at staleness 0, and with two pools that overlap the longer of both. `paced_seconds` checks that sum: the
-real loop, workers and selector run with an engine and a learner that keep these rates, shortened by SPEED.
+real loop, workers and selector run with an engine and a learner that keep these rates, or `speed` times these.
 
     python -m benchmarks.evidence_clocks      # that check alone, some minutes; into benchmarks/results/evidence_cpu.json
 """
@@ -26,7 +26,6 @@ ROLLOUT_TOKENS = 269
 """Completion tokens of a rollout in benchmarks/update_speed.py, in the mean: the same length for both pools."""
 KEPT, ALL = 16 * 16, 16 * 64
 """Rollouts of the two updates that were measured there: 16 groups, m = 16 and all 64."""
-SPEED = 4.0
 PACED_STEPS = 8
 
 
@@ -87,11 +86,17 @@ def _update_seconds(name: str, budget: int) -> float:
     return found["seconds"] / KEPT
 
 
-async def paced_seconds(arms: Mapping[str, tuple[int, int]], clock: Clock, prompts: int) -> list[dict[str, Any]]:
-    """Seconds a step of arms (label -> n, m) as the real loop makes them of this clock's rates, and as the clock tells."""
+async def paced_seconds(
+    arms: Mapping[str, tuple[int, int]], clock: Clock, prompts: int, speed: float = 1.0
+) -> list[dict[str, Any]]:
+    """Seconds a step of arms (label -> n, m) as the real loop makes them of this clock's rates, and as the clock tells.
+
+    With `speed` the rates are so many times as high; the service and the machine are not, so that what they take is told
+    as so many times more.
+    """
     from benchmarks.paced import PacedLearners, PacedPublisher, Pools, make_files, paced_config
 
-    rate = SPEED * ROLLOUT_TOKENS / clock.made
+    rate = speed * ROLLOUT_TOKENS / clock.made
     engine = {"tokens_per_second": rate, "shortest": 26, "longest": 512, "accuracy": 0.5, "reward_token": 5}
 
     def config(folder: Path, n: int, m: int) -> Any:
@@ -112,13 +117,13 @@ async def paced_seconds(arms: Mapping[str, tuple[int, int]], clock: Clock, promp
         try:
             await pools.start(1)
             for label, (n, m) in arms.items():
-                learners = PacedLearners(tokens_per_second=SPEED * ROLLOUT_TOKENS / clock.trained)
-                arm = await pools.arm(config(folder, n, m), learners, PacedPublisher(clock.weights / SPEED))
+                learners = PacedLearners(tokens_per_second=speed * ROLLOUT_TOKENS / clock.trained)
+                arm = await pools.arm(config(folder, n, m), learners, PacedPublisher(clock.weights / speed))
                 rows.append(
                     {
                         "clock": clock.name,
                         "arm": label,
-                        "seconds": SPEED / arm.steps_per_second(),
+                        "seconds": speed / arm.steps_per_second(),
                         "told": clock.step_seconds(prompts * n, prompts * m),
                     }
                 )
@@ -127,13 +132,15 @@ async def paced_seconds(arms: Mapping[str, tuple[int, int]], clock: Clock, promp
     return rows
 
 
-def measure_paced(arms: Mapping[str, tuple[int, int]], which: Sequence[Clock], prompts: int) -> list[dict[str, Any]]:
+def measure_paced(
+    arms: Mapping[str, tuple[int, int]], which: Sequence[Clock], prompts: int, speed: float = 1.0
+) -> list[dict[str, Any]]:
     """`paced_seconds` for several clocks, on a Ray cluster of its own."""
     import ray
 
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, namespace="pods")
     try:
-        return [row for clock in which for row in asyncio.run(paced_seconds(arms, clock, prompts))]
+        return [row for clock in which for row in asyncio.run(paced_seconds(arms, clock, prompts, speed))]
     finally:
         ray.shutdown()
 
@@ -149,7 +156,7 @@ def main() -> None:
     result = json.loads(file.read_text(encoding="utf-8"))
     began = machine()
     which = [clock for clock in clocks() if clock.name.startswith("3b")]
-    result |= {"paced": measure_paced(ARM_SIZES, which, prompts=16), "paced_machine": began}
+    result |= {"paced": measure_paced(ARM_SIZES, which, prompts=16), "paced_machine": began, "paced_speed": 1.0}
     write_result(file, result)
     for row in result["paced"]:
         print(row)
