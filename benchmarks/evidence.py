@@ -241,9 +241,7 @@ def main() -> None:
         told = which if part.told_by_clocks else ()
         result["parts"][name] = answer(part, arms_of(part, arguments.work), told, Target(arguments.accuracy))
     if "arms" in parts and not arguments.no_paced:
-        result["paced"] = measure_paced(
-            ARM_SIZES, [clock for clock in which if clock.name.startswith("3b")], prompts=16
-        )
+        result |= measure_paced(ARM_SIZES, [clock for clock in which if clock.name.startswith("3b")], prompts=16)
     write_result(arguments.out, result)
     print(f"written: {arguments.out}")
 

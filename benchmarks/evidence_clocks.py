@@ -134,15 +134,17 @@ async def paced_seconds(
 
 def measure_paced(
     arms: Mapping[str, tuple[int, int]], which: Sequence[Clock], prompts: int, speed: float = 1.0
-) -> list[dict[str, Any]]:
-    """`paced_seconds` for several clocks, on a Ray cluster of its own."""
+) -> dict[str, Any]:
+    """`paced_seconds` of several clocks, on a Ray cluster of its own, as a part of a result."""
     import ray
 
+    began = machine()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, namespace="pods")
     try:
-        return [row for clock in which for row in asyncio.run(paced_seconds(arms, clock, prompts, speed))]
+        rows = [row for clock in which for row in asyncio.run(paced_seconds(arms, clock, prompts, speed))]
     finally:
         ray.shutdown()
+    return {"paced": rows, "paced_machine": began, "paced_speed": speed}
 
 
 def as_rows(which: Sequence[Clock]) -> list[dict[str, Any]]:
@@ -154,9 +156,7 @@ def main() -> None:
 
     file = RESULTS / "evidence_cpu.json"
     result = json.loads(file.read_text(encoding="utf-8"))
-    began = machine()
-    which = [clock for clock in clocks() if clock.name.startswith("3b")]
-    result |= {"paced": measure_paced(ARM_SIZES, which, prompts=16), "paced_machine": began, "paced_speed": 1.0}
+    result |= measure_paced(ARM_SIZES, [clock for clock in clocks() if clock.name.startswith("3b")], prompts=16)
     write_result(file, result)
     for row in result["paced"]:
         print(row)

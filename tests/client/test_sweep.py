@@ -31,6 +31,7 @@ SHORT = {
     "run.steps": 3,
     "run.eval.every": 1,
     "run.checkpoint.every": 1,
+    "run.export": False,
     "learner.prompts_per_step": 4,
     "learner.warmup_steps": 0,
     "selector.no_signal": "keep",
