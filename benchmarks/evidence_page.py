@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._result_file import records
-from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines, paced_lines
+from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines, paced_lines, reach_lines
 from pods_cluster.telemetry.comparison_figure import save_comparison
 from pods_cluster.telemetry.curves import Axis, Curve
 
@@ -107,6 +107,7 @@ def _lines(
     )
     yield ""
     yield from _how(result)
+    yield from reach_lines(result, gpu)
     for name, (title, about) in QUESTIONS.items():
         yield f"## {title}"
         yield ""

@@ -11,6 +11,7 @@ from benchmarks import evidence_page
 from benchmarks._result_file import render
 from benchmarks.evidence import PARTS, Part, answer
 from benchmarks.evidence_clocks import Clock, as_rows, clocks
+from benchmarks.evidence_sections import reach_lines
 from pods_cluster.config.sweep import load_sweep
 from pods_cluster.telemetry.curves import RunSeries
 from pods_cluster.telemetry.speedup import Target
@@ -89,6 +90,7 @@ def test_a_part_on_gpus_says_what_was_to_be_reached_and_what_its_time_is_made_of
         "- **grpo-pods**: a step takes 0.42 of grpo-ga's time (the whole 12.80 s beside 30.72, update 2.56 s beside 20.48, "
         "wait for rollouts 10.24 s beside 10.24), and it needs 1.00 times as many of them."
     ) in text
+    assert "| MATH, one card, H200 | 2.40 [2.40, 2.40] | 1.7 | yes |" in text
     assert "(images/evidence_gpu_math.png)" in text
     assert "MATH, one card;" not in text[text.index("## Not run yet") :]
 
@@ -137,3 +139,17 @@ def test_every_part_names_arms_of_its_sweep(part: Part) -> None:
             update={"min_valid": None}
         )
         assert one.learner == other.learner
+
+
+def test_what_is_wanted_holds_only_where_the_whole_interval_is_above_it() -> None:
+    def told(speed_up: float | None, low: float | None, high: float | None, reaches_at: float | None = 2.0) -> str:
+        columns = ["arm", "reaches_at", "speed_up", "speed_up_low", "speed_up_high"]
+        row = ["grpo-pods", reaches_at, speed_up, low, high]
+        found = {"parts": {"arms": {"rows": {"columns": columns, "rows": [row]}, "clocks": {}}}}
+        return list(reach_lines(found, None))[-2].split("|")[-2].strip()
+
+    assert told(2.0, 1.8, 2.2) == "yes"
+    assert told(2.0, 1.6, 2.2) == told(1.5, 1.2, 1.9) == told(1.5, 0.5, None) == told(None, None, None) == "not shown"
+    assert told(1.4, 1.3, 1.5) == "no"
+    assert told(None, None, None, reaches_at=None) == "not shown"
+    assert list(reach_lines(None, None)) == []
