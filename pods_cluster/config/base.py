@@ -58,14 +58,14 @@ def problems_of(check: Callable[[], object]) -> list[str]:
 class Section(BaseModel):
     """A part of the configuration: unknown fields, NaN and infinity are refused; a built section does not change.
 
-    The text under a field is its documentation: `pods config-reference` prints it.
+    The text under a field is its documentation (`config.reference` reads it from the source when it is asked for).
     """
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        defer_build=True,  # `Config` builds its sections' validators with its own, on first use: few processes need any
         protected_namespaces=(),
     )
 

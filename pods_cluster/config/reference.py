@@ -5,9 +5,13 @@ python -m pods_cluster.config.reference > docs/config.md
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 import types
 import typing
+from itertools import pairwise
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -56,16 +60,34 @@ def _section(path: str, field: FieldInfo) -> list[str]:
 
 
 def _table(model: type[BaseModel], names: list[str]) -> list[str]:
-    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    rows, texts = ["| field | type | default | meaning |", "|---|---|---|---|"], field_texts(model)
     for name in names:
         field = model.model_fields[name]
         inner = _sections_in(field.annotation)
-        meaning = " ".join((field.description or "").split())
+        meaning = " ".join(texts.get(name, "").split())
         if not meaning and inner:
             meaning = f"{' '.join((inner[0].__doc__ or '').split())} See below."
         cells = (f"`{name}`", _type_text(field), _default_text(field), meaning)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def field_texts(model: type[BaseModel]) -> dict[str, str]:
+    """The texts that stand under a section's fields in its source.
+
+    Not pydantic's `use_attribute_docstrings`: that reads them in every process that imports the configuration.
+    """
+    found: dict[str, str] = {}
+    for part in reversed(model.__mro__):
+        if not issubclass(part, BaseModel) or part is BaseModel:
+            continue
+        (section,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(section, ast.ClassDef)
+        for field, text in pairwise(section.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                    found[name] = inspect.cleandoc(meaning)
+    return found
 
 
 def _sections_in(annotation: Any) -> list[type[BaseModel]]:

@@ -110,13 +110,15 @@ def test_telemetry_imports_nothing_heavy() -> None:
 
 def test_config_reference_names_every_field() -> None:
     from pods_cluster.config import Config
+    from pods_cluster.config.reference import field_texts
 
     page = config_reference()
 
     def walk(model, prefix=""):
+        texts = field_texts(model)
         for name, field in model.model_fields.items():
             assert f"| `{name}` |" in page or f"## `{prefix}{name}`" in page
-            documented = field.description or "Config" in str(field.annotation)
+            documented = texts.get(name) or "Config" in str(field.annotation)
             assert documented, f"{prefix}{name} has no documentation"
             if hasattr(field.annotation, "model_fields"):
                 walk(field.annotation, f"{prefix}{name}.")
