@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import warm_workers
+from tests import log_capture, warm_workers
 from tests.heavy import HEAVY_IMPORTS, MODEL_IMPORTS, UNIT_OF, UNITS, part_of
 from tests.law import QUICK, quick_laws
 
@@ -41,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin("logging"):
+        config.pluginmanager.register(log_capture)
     if config.getoption("pure"):
         os.environ[QUICK] = "1"
         quick_laws()
