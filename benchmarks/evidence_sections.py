@@ -216,6 +216,11 @@ def paced_lines(result: Mapping[str, Any] | None) -> Iterator[str]:
         above = row["seconds"] / row["told"] - 1
         yield f"| `{row['clock']}` | {row['arm']} | {row['seconds']:.2f} | {row['told']:.2f} | {above:+.0%} |"
     yield ""
+    for clock in dict.fromkeys(row["clock"] for row in result["paced"]):
+        of = {row["arm"]: row for row in result["paced"] if row["clock"] == clock}
+        paced, told = (of["grpo-ga"][name] / of["grpo-pods"][name] for name in ("seconds", "told"))
+        yield f"- `{clock}`: a step of grpo-ga takes {paced:.2f} times one of grpo-pods; the clock tells {told:.2f}."
+    yield ""
 
 
 def _band(row: Mapping[str, Any], name: str, form: str) -> str:
