@@ -8,17 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pods_cluster.generation.engines.vllm.engine import VllmEngine
+from pods_cluster.generation.engines.vllm.start import make_vllm_engine
 from pods_cluster.types import GroupId, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.fingerprint import difference
 from pods_cluster.weights.protocol import WeightTransferError
 from tests.generation.adapters import AdaptedModel
 from tests.generation.engines.vllm.test_engine import Engines, build, config, finish, forced, greedy
 from tests.generation.learner import Learner
-
-vllm = pytest.importorskip("vllm", exc_type=ImportError)
-
-from pods_cluster.generation.engines.vllm.engine import VllmEngine  # noqa: E402
-from pods_cluster.generation.engines.vllm.start import make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

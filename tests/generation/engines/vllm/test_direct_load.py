@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from pods_cluster.generation.engines.vllm.engine import VllmEngine
+from pods_cluster.generation.engines.vllm.start import make_vllm_engine
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import WeightLoadError, WeightTransferError
 from tests.generation.engines.builtin.test_weights import over_a_kept_cache, staged
@@ -25,12 +27,6 @@ from tests.generation.engines.vllm.test_engine import (
     unending,
 )
 from tests.generation.learner import Learner
-
-vllm = pytest.importorskip("vllm", exc_type=ImportError)
-
-from pods_cluster.generation.engines.vllm.direct_load import DirectLoader  # noqa: E402
-from pods_cluster.generation.engines.vllm.engine import VllmEngine  # noqa: E402
-from pods_cluster.generation.engines.vllm.start import make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -138,6 +134,8 @@ def test_a_kept_cache_is_not_computed_again_and_no_newcomer_reads_it(
 
 
 def test_what_does_not_fit_closes_the_engine_until_a_full_version(unloaded: VllmEngine) -> None:
+    from pods_cluster.generation.engines.vllm.direct_load import DirectLoader
+
     engine, new = unloaded, build("tied", 2)
     with pytest.raises(WeightLoadError, match="are not in the update"):
         publish(engine, new, 3, "model.layers.1.mlp.down_proj.weight")

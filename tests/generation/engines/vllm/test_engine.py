@@ -24,6 +24,8 @@ from pods_cluster.config import Config
 from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.sampling import restrict
+from pods_cluster.generation.engines.vllm.engine import VllmEngine
+from pods_cluster.generation.engines.vllm.start import describe, make_vllm_engine
 from pods_cluster.generation.packed_rollouts import unpack
 from pods_cluster.generation.stop_strings import StopStringsByRequest
 from pods_cluster.generation.turns import ENVIRONMENT, Played, Turns
@@ -34,11 +36,6 @@ from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTra
 from tests.generation.conftest import EOS, VOCABULARY, first_end, three_letter_tokenizer
 from tests.generation.learner import Learner
 from tests.generation.test_stop_strings import CUTS
-
-vllm = pytest.importorskip("vllm", exc_type=ImportError)
-
-from pods_cluster.generation.engines.vllm.engine import VllmEngine  # noqa: E402
-from pods_cluster.generation.engines.vllm.start import describe, make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pods_cluster.generation.engines.vllm.engine import VllmEngine
+from pods_cluster.generation.engines.vllm.start import make_vllm_engine
 from pods_cluster.types import FinishReason
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from pods_cluster.weights.protocol import WeightLoadError
@@ -25,11 +27,6 @@ from tests.generation.engines.vllm.test_engine import (
     run,
     unending,
 )
-
-vllm = pytest.importorskip("vllm", exc_type=ImportError)
-
-from pods_cluster.generation.engines.vllm.engine import VllmEngine  # noqa: E402
-from pods_cluster.generation.engines.vllm.start import make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

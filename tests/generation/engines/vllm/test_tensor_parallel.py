@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pods_cluster.generation.engines.vllm.engine import VllmEngine
+from pods_cluster.generation.engines.vllm.start import make_vllm_engine
 from pods_cluster.weights.fingerprint import difference, fingerprints
 from tests.generation.engines.vllm.test_engine import (
     PROMPT,
@@ -28,11 +30,6 @@ from tests.generation.engines.vllm.test_engine import (
     unending,
 )
 from tests.generation.learner import Learner
-
-vllm = pytest.importorskip("vllm", exc_type=ImportError)
-
-from pods_cluster.generation.engines.vllm.engine import VllmEngine  # noqa: E402
-from pods_cluster.generation.engines.vllm.start import make_vllm_engine  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]  # an engine of two processes
 
