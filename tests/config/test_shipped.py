@@ -23,11 +23,7 @@ SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 CONFIGS = sorted(set((ROOT / "configs").rglob("*.yaml")) - set(SWEEPS))
 PAPER = {path.stem: path for path in CONFIGS if path.parent.name == "paper"}
 # The quickstart's data is made by itself, d's does not exist.
-LOCAL = [
-    path
-    for path in CONFIGS
-    if path.name.startswith(("gsm8k", "math")) or (path in PAPER.values() and path.stem[0] != "d")
-]
+LOCAL = [path for path in CONFIGS if path.name.startswith("gsm8k") or (path in PAPER.values() and path.stem[0] != "d")]
 
 # n, m, prompts a step of the three arms; the paper's settings table (d's are not public).
 LORA_ARMS = {"pods": (64, 16, 1), "grpo": (16, 16, 1), "grpo-ga": (64, 64, 1)}
@@ -147,7 +143,7 @@ def test_passes_the_full_check_with_a_local_model_and_data(path: Path, model: Pa
     # bytes are more tokens than words: the longest prompt must fit
     overrides = [f"model.path={model}", "data.name=null", "data.max_prompt_tokens=4096"]
     overrides += ["learner.tokens_per_microbatch=16384"]
-    if path.stem.startswith(("c-", "math")):
+    if path.stem.startswith("c-"):
         overrides += [f"data.path={math / 'train.jsonl'}", f"data.eval.path={math / 'test.jsonl'}"]
         sizes = (4500, 500)
     else:
