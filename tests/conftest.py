@@ -84,13 +84,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Show what tests measured, as `record_property("measured", ...)` has it: seconds of recovery, say."""
+    """Show what tests measured, as `record_property("measured", ...)` has it: seconds of recovery, say. And how workers started
+    (tests/warm_workers.py): each cold one costs a core five seconds."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
     found = [text for report in reports for name, text in getattr(report, "user_properties", ()) if name == "measured"]
     if found:
         terminalreporter.section("measured")
         for text in dict.fromkeys(found):
             terminalreporter.write_line(text)
+    if workers := warm_workers.seen():
+        terminalreporter.section("Ray's workers")
+        for text, number in workers.items():
+            terminalreporter.write_line(f"{number} {text}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,13 +1,13 @@
 """Ray's workers of the tests, as forks of one process that has imported torch, transformers and DeepSpeed.
 
 A run starts four processes and more, and imports are most of what each computes before it works: five seconds of a core
-for a rank or a generator. What is forked is Ray's own worker, before it imports Ray or this package: a process of its own
-with the environment, the folder, the streams and the limits that Ray gave it.
+for a rank or a generator. What is forked is Ray's own worker, before it imports Ray or what of this package works with it: a
+process of its own with the environment, the folder, the streams and the limits that Ray gave it.
 
 It is no descendant of the command that runs it; a test that goes through these takes the fixture `cold`, with which workers
-start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those of another session, those whose environment has other
-settings of these libraries than the server's (threads, caches), and all where a GPU can be seen, which no fork may share. One on
-a made-up host of a test (namespaces of its own for the network and the mounts) has a fork that goes there.
+start as a user's do. So do all with `PODS_TEST_WARM=` (empty), those whose environment has other settings of these libraries
+than the server's (threads, caches), and all where a GPU can be seen, which no fork may share. One on a made-up host of a test
+(namespaces of its own for the network and the mounts) has a fork that goes there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 import types
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ IMPORTS = (
     "jsonschema",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "pods_cluster.config",
     "pydantic",
     "requests",
     "safetensors.torch",
@@ -53,6 +55,7 @@ IMPORTS = (
     "transformers",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen2.modeling_qwen2",
+    "uvloop",
     "yaml",
 )
 READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL", "LD_", "PYTHONPATH", "TORCH_")
@@ -132,7 +135,7 @@ def restore_settings() -> None:
 
 def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
     """Fork a process for each worker that asks. Returns in the fork, with the worker's command."""
-    own = settings(dict(os.environ))
+    own, seen = settings(dict(os.environ)), Counter[str]()
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:  # the tests' process has ended
@@ -142,8 +145,10 @@ def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
             connection.settimeout(10)
             message, streams = _receive(connection)
             try:
-                command = _command(message, own)
-                if command is None:
+                command, obstacle = _command(message, own)
+                seen[f"cold: {obstacle}" if obstacle else "forked"] += 1
+                Path(f"{listener.getsockname()}.seen").write_text(json.dumps(seen))
+                if obstacle:
                     connection.sendall(b"n")
                     continue
                 _import()
@@ -164,6 +169,13 @@ def serve(listener: socket.socket) -> tuple[list[str], dict[str, Any]]:
                     os.close(stream)
 
 
+def seen() -> dict[str, int]:
+    """How many workers of all tests so far were forked, and how many started cold by each obstacle."""
+    with contextlib.suppress(KeyError, OSError, ValueError):
+        return json.loads(Path(f"{os.environ[VARIABLE]}.seen").read_text())
+    return {}
+
+
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     streams = array.array("i")
     head, parts, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * streams.itemsize))
@@ -176,15 +188,11 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(body), list(streams)
 
 
-def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
-    """The worker's script and arguments, as Ray's `setup_worker.py` would run them; None where the worker has to start
-    cold. The message's environment gets what the actor's `runtime_env` adds, and it gets the process group."""
-    message["namespaces"] = _other_namespaces(message["pid"])
-    if os.getsid(message["pid"]) != os.getsid(0) or not set(message["namespaces"]) <= set(_JOINED):
-        return None
-    if message["namespaces"] and os.geteuid():
-        return None
+def _command(message: dict[str, Any], own: dict[str, str]) -> tuple[list[str], str]:
+    """The worker's script and arguments, as Ray's `setup_worker.py` would run them, and why it has to start cold, if it has
+    to. The message's environment gets what the actor's `runtime_env` adds, and it gets the process group."""
     message["group"] = os.getpgid(message["pid"])
+    message["namespaces"] = _other_namespaces(message["pid"])
     context: dict[str, Any] = {}
     script, *rest = message["command"][1:]
     command = [] if script.endswith("setup_worker.py") else [script]
@@ -194,16 +202,26 @@ def _command(message: dict[str, Any], own: dict[str, str]) -> list[str] | None:
             context = json.loads(value)
         elif name != "--language":
             command.append(item)
+    variables = context.get("env_vars") or {}
+    message["environment"].update(variables)
+    there = settings(message["environment"])
+    message["paths"] = _added(there.get("PYTHONPATH", ""), own.get("PYTHONPATH", ""))
+    message["apart"] = os.getsid(message["pid"]) != os.getsid(0)
+    if message["apart"] and message["group"] != message["pid"]:
+        return command, "in a process group of another session"
+    if not set(message["namespaces"]) <= set(_JOINED) or (message["namespaces"] and os.geteuid()):
+        return command, "in namespaces of its own"
     if context.get("command_prefix") or context.get("override_worker_entrypoint"):
-        return None
+        return command, "through a command of its own"
     if context.get("py_executable", sys.executable) != sys.executable:
-        return None
-    message["environment"].update(context.get("env_vars") or {})
-    read = settings(message["environment"])
-    message["paths"] = _added(read.pop("PYTHONPATH", ""), own.get("PYTHONPATH", ""))
-    if "${" in str(context.get("env_vars")) or message["paths"] is None:
-        return None
-    return command if read == {name: value for name, value in own.items() if name != "PYTHONPATH"} else None
+        return command, "another Python"
+    if "${" in str(variables):
+        return command, "variables made of others"
+    if message["paths"] is not None:
+        there["PYTHONPATH"] = own.get("PYTHONPATH", "")
+    if differ := sorted(name for name in there.keys() | own.keys() if there.get(name, "") != own.get(name, "")):
+        return command, f"another {' and '.join(differ)}"
+    return command, ""
 
 
 def _added(paths: str, own: str) -> list[str] | None:
@@ -245,7 +263,12 @@ def _import() -> None:
 def _become(message: dict[str, Any], streams: list[int]) -> None:
     """Take the place of the process that asked."""
     with contextlib.suppress(OSError):
-        os.setpgid(0, message["group"])
+        if message[
+            "apart"
+        ]:  # no group of another session can be joined; Ray's workers have a group each, for them alone
+            os.setsid()
+        else:
+            os.setpgid(0, message["group"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in enumerate(streams):
