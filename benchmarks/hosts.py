@@ -63,5 +63,9 @@ class HostNetwork:
         """Goes before a command on this host: the folder `seen` is another one on each host, as it is on other machines."""
         raise NotImplementedError
 
+    def own_files(self, host: Host, folder: Path) -> list[str]:  # noqa: ARG002
+        """Options of `ray start` for a node that joins, so that it does not share its files with the head."""
+        return []
+
     def started(self, host: Host, pid: int) -> None:
         """This process was started for the host, as the first of a session."""

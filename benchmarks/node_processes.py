@@ -56,6 +56,10 @@ class ProcessNetwork(HostNetwork):
         seen.mkdir(parents=True, exist_ok=True)
         return []
 
+    def own_files(self, host: Host, folder: Path) -> list[str]:
+        """Nodes that start together would choose the same names for their sockets."""
+        return [f"--temp-dir={folder / 'nodes' / host.name}"]
+
     def started(self, host: Host, pid: int) -> None:
         assert isinstance(host, ProcessHost)
         host.sessions.add(pid)

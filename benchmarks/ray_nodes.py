@@ -82,7 +82,7 @@ class RayNodes:
         text = ",".join(f"{key}={value}" for key, value in labels.items())
         room = json.dumps({"pods_generator": generators, "pods_learner": ranks})
         self._start(host, f"--address={self.address}", f"--num-cpus={generators + ranks}", f"--labels={text}",
-                    f"--resources={room}")  # fmt: skip
+                    f"--resources={room}", *self.network.own_files(host, self.folder))  # fmt: skip
 
     def wait(self, seconds: float = SECONDS) -> None:
         """Wait until every node that was started belongs to the cluster. Raises RuntimeError with what one said that ended."""

@@ -58,6 +58,8 @@ def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_l
     config["selector"]["no_signal"] = "keep"
     config["learner"] |= {"workers": 3, "prompts_per_step": 4, "warmup_steps": 0}
     config |= {"staleness": 1}
+    if nodes.network.own_sessions:  # their workers are not forks of a warm process
+        config["cluster"]["placement_timeout"] = 60.0
     config["weights"]["verify"] = True
     config["run"]["checkpoint"]["copy_every"] = 1
     run = nodes.submit(hosts["outside"], config)
