@@ -244,6 +244,14 @@ def _go_to(spaces: list[int]) -> None:
             os._exit(1)
 
 
+def assert_forkable() -> None:
+    """No thread is left that a fork could catch with a lock in its hands. jemalloc's, which Arrow may bring, is made again
+    in a fork."""
+    threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    others = [name for name in threads if name != "jemalloc_bg_thd"]
+    assert threading.active_count() == len(others) == 1, f"a fork of a process with threads is not safe: {threads}"
+
+
 _imported = False
 
 
@@ -253,8 +261,7 @@ def _import() -> None:
         return
     for name in IMPORTS:
         __import__(name)
-    assert threading.active_count() == 1
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork of a process with threads is not safe"
+    assert_forkable()
     gc.collect()
     gc.freeze()
     _imported = True
