@@ -71,8 +71,11 @@ def test_as_many_fit_as_it_says(
 
 
 def test_weights_that_arrive_beside_the_steps_take_their_size_again() -> None:
-    shared = load_config(CONFIG)
-    assert not shared.stages_weights  # the learner's peak is still to come when the engine looks for room
+    automatic = "weights.staged=auto"
+    assert not load_config(CONFIG).stages_weights
+    assert not load_config(
+        CONFIG, [automatic]
+    ).stages_weights  # the learner's peak is still to come when the engine looks for room
     once, twice = (
         card_memory(load_config(CONFIG, overrides), QWEN, card=80e9, learner=20e9)
         for overrides in ([], ["weights.staged=true"])
@@ -81,4 +84,4 @@ def test_weights_that_arrive_beside_the_steps_take_their_size_again() -> None:
     assert twice is not None
     assert twice.weights == 2 * once.weights
     assert twice.left == once.left - twice.engines * QWEN.weights
-    assert load_config(CONFIG, ["learner.gpus_per_worker=1", "generator.gpus_per_worker=1"]).stages_weights
+    assert load_config(CONFIG, [automatic, "learner.gpus_per_worker=1", "generator.gpus_per_worker=1"]).stages_weights
