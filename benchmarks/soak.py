@@ -191,7 +191,8 @@ def soak(
     told: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run with faults, and so often without; what came out. `told` gets it after each fault too, as far as it is known."""
-    about = {"machine": machine(), "steps": steps, "every": every, "seed": seed, "settings": [*settings], "warm": warm}
+    about = {"machine": machine(), "steps": steps, "every": every, "seed": seed, "warm": warm}
+    about["settings"] = [item for item in settings if ".path=" not in item]
     found = Soak(folder, settings, steps=steps, seed=seed, baselines=baselines, minutes=minutes, warm=warm)
     tell = told or (lambda _: None)
     found.go(schedule_of(steps, every, seed, kills, slow), limit, lambda: tell(about | found.result(over=False)))
