@@ -150,6 +150,7 @@ NOT_IN_THIS_RUN: dict[str, tuple[str, ...]] = {
     "learner.kl": ("kl",),
     "learner.correction": ("sampling/effective_sample_size", "sampling/capped_ratio", "sampling/masked_ratio"),
     "run.eval.samples": ("eval/pass_at_k",),
+    "data.revisit_target": ("data/revisit_chance/easy", "data/revisit_chance/hard"),
     "run.checkpoint": ("timing_s/checkpoint",),
     "a GPU": ("memory/<role>/gpu_peak",),
     "a disk that fails": ("telemetry/failed_writes", "telemetry/dropped_lines", "checkpoint/failed"),

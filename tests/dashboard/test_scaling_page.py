@@ -70,7 +70,8 @@ def test_a_run_is_scaled_and_stopped_from_the_page(page: Any, run: Any, tmp_path
         until(page, "document.querySelector('#live').textContent.includes('2 generators · 1 learners')")
         page.click("dialog button.danger")
         page.click("dialog button.danger")
+        until(page, "!/^(Asking|generators go)/.test(document.querySelector('dialog .told').textContent)")
+        page.goto("about:blank")  # else the browser tells of what the page asks an ended run as an error
         assert ray.get(run, timeout=120).status == "stopped"
-        page.goto("about:blank")  # else the page tells of the server's end as an error
     assert checkpoints.latest(folder.checkpoints) is not None
     assert folder.read_metrics()[-1]["generator/workers"] == 2

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import GENERATES, LEARNS, configuration
-from benchmarks.node_network import usable
 from benchmarks.ray_nodes import RayNodes, hosts_of_this_system
+from tests import warm_workers
 from tests.tiny_run import Made
 
 pytestmark = pytest.mark.slow
@@ -30,11 +30,8 @@ RATES = {"fast": 160.0, "slow": 40.0}
 @pytest.fixture
 def nodes(record_property: Callable[[str, object], None]) -> Iterator[RayNodes]:
     """A head without CPUs, the nodes of NODES, and a host `outside` that is no node: network namespaces, or processes where
-    PODS_TEST_NODES says so."""
-    processes = os.environ.get("PODS_TEST_NODES") == "processes"
-    if not processes and not usable():
-        pytest.skip("network namespaces cannot be made here; PODS_TEST_NODES=processes tries processes in their place")
-    network = hosts_of_this_system(processes)
+    these cannot be made or PODS_TEST_NODES=processes asks for them."""
+    network = hosts_of_this_system(True if os.environ.get("PODS_TEST_NODES") == "processes" else None)
     record_property("measured", f"tests/run/test_nodes.py: the hosts were {network.kind}")
     with (
         tempfile.TemporaryDirectory(prefix="rn-", dir="/tmp", ignore_cleanup_errors=True) as folder,
@@ -42,6 +39,8 @@ def nodes(record_property: Callable[[str, object], None]) -> Iterator[RayNodes]:
     ):
         nodes = RayNodes(network, Path(folder))
         nodes.environment["REPORTER_UPDATE_INTERVAL_MS"] = "60000"  # what Ray's dashboard shows is not looked at
+        if network.own_sessions:
+            nodes.environment[warm_workers.VARIABLE] = ""  # a fork of the warm process is in that one's session
         hosts = {name: network.add(name) for name in ("head", *NODES, "outside")}
         try:
             nodes.start_head(hosts["head"])
