@@ -53,7 +53,7 @@ def nodes(record_property: Callable[[str, object], None]) -> Iterator[RayNodes]:
 
 
 def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_learner_ranks(
-    nodes: RayNodes, made: Made
+    nodes: RayNodes, made: Made, record_property: Callable[[str, object], None]
 ) -> None:
     hosts = nodes.network.hosts
     config = configuration(made.model, made.train, nodes.folder / "runs", engine="paced", workers=3)
@@ -91,7 +91,10 @@ def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_l
 
     # a node with workers of both pools is lost
     hosts["mixed1"].kill()
-    run.wait("the run goes on", lambda: run.events("restarted") and run.pools() == (1, 1))
+    seconds = run.wait("the run goes on", lambda: run.events("restarted") and run.pools() == (1, 1))
+    record_property(
+        "measured", f"node with a generator and two ranks lost: the first step after it came after {seconds:.1f} s"
+    )
     run.wait_for_steps(1)
     assert (run.places()["generator"], run.places()["learner"]) == (["mixed2"], ["mixed2"])
     steps = {row["step"] for row in run.rows()}  # some are made again
