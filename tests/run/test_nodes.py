@@ -82,10 +82,11 @@ def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_l
         assert made_by["mixed1"]["tokens_per_second"] > 2 * slow["tokens_per_second"] > 0
         assert made_by["mixed1"]["generated_tokens"] > 1.5 * slow["generated_tokens"] > 0
 
-    # a node is drained: what its generator has not finished is begun again on the others
+    # a node is drained: its generator leaves, and the others go on with what it has not finished, where there is something just
+    # then (tests/sizing/test_scaling.py has such groups for certain)
     nodes.drain(made_by["generate"]["node"], 0)
     run.wait("its generator has left", lambda: run.events("generator_left"))
-    assert "go to others" in run.events("generator_left")[0]["text"]
+    assert " has left" in run.events("generator_left")[0]["text"]
     run.wait("the others go on", lambda: run.pools() == (2, 3))
     hosts["generate"].kill()
 
