@@ -80,11 +80,16 @@ def together(labels: dict[str, str]) -> None:
     ]
     assert len(set(ray.get([actor.node.remote() for actor in actors], timeout=SECONDS))) == 1
     give_back(room)
+    with pytest.raises(ray.exceptions.RayActorError):
+        use(actors[0])
+
+
+def use(actor: Any) -> None:
+    """Call an actor as long as it lives: a room is given back in the background."""
     deadline = time.monotonic() + SECONDS
-    with pytest.raises(ray.exceptions.RayActorError):  # a room is given back in the background
-        while time.monotonic() < deadline:
-            ray.get(actors[0].node.remote(), timeout=SECONDS)
-            time.sleep(0.05)
+    while time.monotonic() < deadline:
+        ray.get(actor.node.remote(), timeout=SECONDS)
+        time.sleep(0.05)
 
 
 def test_workers_go_where_they_are_placed_and_are_warned_of_its_end(
