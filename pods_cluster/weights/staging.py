@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import psutil
 
 from pods_cluster.weights.buckets import torch_dtype
-from pods_cluster.weights.protocol import TensorSpec, WeightLoadError, WeightTransferError, WeightUpdate
+from pods_cluster.weights.protocol import Invitation, TensorSpec, WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.receiver import Receiver, Sink
 from pods_cluster.weights.transport import first_line
 
@@ -50,6 +51,57 @@ class StagedVersion:
             raise
         except Exception as error:
             raise WeightLoadError(f"version {self.update.version}: {first_line(error)}") from error
+
+
+class GroupEnd:
+    """An engine's end of the broadcast groups that it joins one after another, on its device. A version that was kept apart
+    there is loaded from where it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._receiver: Receiver | None = None
+        self._staged: StagedVersion | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has joined a group, or is about to."""
+        return self._receiver is not None
+
+    def connect(self, invitation: Invitation) -> None:
+        """Leave the group before, and join another one. Raises WeightTransferError."""
+        self.disconnect()
+        self._staged = None
+        # Kept before it connects, so that `disconnect` from another thread ends a rendezvous that hangs.
+        self._receiver = receiver = Receiver(invitation, self._device if self._device.type == "cuda" else None)
+        try:
+            receiver.connect()
+        except BaseException:
+            self.disconnect()
+            raise
+
+    def disconnect(self) -> None:
+        """Leave the group; a transfer that is under way fails. From any thread."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+
+    def stage(self, update: WeightUpdate, *, check_memory: bool) -> bool:
+        """Keep `update` apart, as `stage` does; whether it is."""
+        self._staged = stage(self._joined(update), update, self._device, check_memory=check_memory)
+        return self._staged is not None
+
+    def source_of(self, update: WeightUpdate) -> Callable[[Sink], None]:
+        """What hands all of `update` to a sink: from where it is kept apart, else as it arrives."""
+        staged, self._staged = self._staged, None
+        if staged is not None and staged.holds(update):
+            return staged.load
+        return partial(self._joined(update).receive, update)
+
+    def _joined(self, update: WeightUpdate) -> Receiver:
+        receiver = self._receiver
+        if receiver is None:
+            raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
+        return receiver
 
 
 def stage(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from pods_cluster.generation.engine import EngineError, require_open
-from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError, WeightUpdate
-from pods_cluster.weights.receiver import Receiver, Sink
-from pods_cluster.weights.staging import StagedVersion, stage
+from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightUpdate
+from pods_cluster.weights.receiver import Sink
+from pods_cluster.weights.staging import GroupEnd
 
 
 class WeightReceiving:
@@ -22,52 +22,27 @@ class WeightReceiving:
     def __init__(self, device: torch.device | None = None) -> None:
         self.version = -1
         self.closed = False
-        self._receiver: Receiver | None = None
-        self._staged: StagedVersion | None = None
-        self._home = device if device is not None else torch.device("cpu")
-        self._device = device if device is not None and device.type == "cuda" else None
+        self._group = GroupEnd(device if device is not None else torch.device("cpu"))
 
     def adopt_version(self, version: int) -> None:
         require_open(self.closed, "adopt_version")
         self.version = version
 
     def connect(self, invitation: Invitation) -> None:
-        self.disconnect()
-        self._staged = None
-        # Kept before it connects, so that `disconnect` from another thread ends a rendezvous that hangs.
-        self._receiver = receiver = Receiver(invitation, self._device)
-        try:
-            receiver.connect()
-        except BaseException:
-            self.disconnect()
-            raise
+        self._group.connect(invitation)
 
     def disconnect(self) -> None:
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.close()
+        self._group.disconnect()
 
     def stage(self, update: WeightUpdate, *, check_memory: bool = True) -> bool:
-        self._staged = stage(self._connected(update), update, self._home, check_memory=check_memory)
-        return self._staged is not None
-
-    def _connected(self, update: WeightUpdate) -> Receiver:
-        receiver = self._receiver
-        if receiver is None:
-            raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
-        return receiver
+        return self._group.stage(update, check_memory=check_memory)
 
     @contextlib.contextmanager
     def _receiving(self, update: WeightUpdate, sink: Sink) -> Iterator[None]:
         """Load `update`, from where it is staged or as it arrives; the body runs then, and the version counts after it."""
-        staged, self._staged = self._staged, None
-        if staged is not None and staged.holds(update):
-            self.closed = True
-            staged.load(sink)
-        else:
-            receiver = self._connected(update)
-            self.closed = True
-            receiver.receive(update, sink)
+        load = self._group.source_of(update)
+        self.closed = True
+        load(sink)
         try:
             yield
         except EngineError as error:

@@ -32,11 +32,10 @@ from pods_cluster.weights.protocol import (
     AdapterFactor,
     Invitation,
     TensorSpec,
-    WeightTransferError,
     WeightUpdate,
 )
-from pods_cluster.weights.receiver import Receiver, Sink
-from pods_cluster.weights.staging import StagedVersion, stage
+from pods_cluster.weights.receiver import Sink
+from pods_cluster.weights.staging import GroupEnd
 
 BACKEND = "pods"
 
@@ -131,16 +130,13 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         self._target = device
         self._cuda = device if device.type == "cuda" else None
-        self._receiver: Receiver | None = None
-        self._staged: StagedVersion | None = None
+        self._group = GroupEnd(device)
         self._adapter: VllmAdapter | None = None
         self._check: DirectLoadCheck | None = None
         self._direct: DirectLoader | None = None
         self._checked = False
 
     def init_transfer_engine(self, init_info: PodsInitInfo) -> None:
-        self.leave()
-        self._staged = None
         invitation = Invitation(
             transport=init_info.transport,
             host=init_info.host,
@@ -153,22 +149,14 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
             hub=init_info.hub,
             followers=tuple(init_info.followers),
         )
-        # Kept before it connects, so that `leave` from another thread ends a rendezvous that hangs.
-        self._receiver = receiver = Receiver(invitation, self._cuda)
-        try:
-            receiver.connect()
-        except BaseException:
-            self.leave()
-            raise
+        self._group.connect(invitation)
 
     def stage(self, update: WeightUpdate, *, check_memory: bool) -> bool:
         """Take `update` while the model computes, for the call that loads it. False: the memory does not allow it, or it
         has to go through vLLM's loaders, which take a version as it arrives."""
-        receiver = self._receiver
-        if receiver is None or not (self.direct or update.adapter):
+        if not self._group.connected or not (self.direct or update.adapter):
             return False
-        self._staged = stage(receiver, update, self._target, check_memory=check_memory)
-        return self._staged is not None
+        return self._group.stage(update, check_memory=check_memory)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -212,14 +200,7 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         self._adapter.load(list(collector), self._target, config)
 
     def _receive(self, update: WeightUpdate, sink: Sink) -> None:
-        staged, self._staged = self._staged, None
-        if staged is not None and staged.holds(update):
-            staged.load(sink)
-            return
-        receiver = self._receiver
-        if receiver is None:
-            raise WeightTransferError(f"version {update.version}: no broadcast group is open here; connect first")
-        receiver.receive(update, sink)
+        self._group.source_of(update)(sink)
 
     def _load(self, rows: list[tuple[TensorSpec, Shaped[Tensor, ...]]]) -> None:
         # Copies: layerwise reload keeps a fused layer's tensors until the last of them came, perhaps a bucket later.
@@ -229,9 +210,7 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
         model.load_weights([(spec.name, tensor.clone()) for spec, tensor in rows])
 
     def leave(self) -> None:
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.close()
+        self._group.disconnect()
 
     def shutdown(self) -> None:
         self.leave()
