@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine, EngineStats
 from pods_cluster.generation.messages import ENGINE_FAILED, GeneratorError, WorkerFailed
 from pods_cluster.types import Rollout
@@ -218,3 +219,16 @@ class RateMeter:
     def now(self) -> float:
         """0 when the last whole window ended long ago."""
         return self._rate if self._clock() - self._wall[0] < 3 * self._window else 0.0
+
+
+class EngineCalls:
+    """What the calls of a worker to its engine's thread have in common."""
+
+    config: Config
+    _engine: EngineThread
+    _check: Callable[[], None]
+    """Raises WorkerFailed if the worker has failed."""
+
+    def _call(self, name: str, command: Callable[[Engine], T]) -> T:
+        """Have the engine's thread carry a command out, within `generator.request_timeout`."""
+        return self._engine.call(name, command, self.config.generator.request_timeout, "generator.request_timeout")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.generation.completion_text import CompletionText
@@ -24,8 +24,6 @@ from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.telemetry.process_memory import process_memory
 from pods_cluster.types import Prompt, Rollout, RolloutRequest, SamplingParams
 from pods_cluster.weights.relay_plan import WorkerLocation
-
-T = TypeVar("T")
 
 CONCURRENCY = 32
 """Calls that a worker answers at the same time: `disconnect` and `stats` must come through while others wait."""
@@ -204,9 +202,6 @@ class GeneratorWorker(StoreCalls, WeightCalls):
     def printed(self, after: int) -> Printed:
         """What rewards printed here after the first `after` lines, as far as it is kept."""
         return self._scorers.printed(after) if self._scorers is not None else Printed(next=after)
-
-    def _call(self, name: str, command: Callable[[Engine], T]) -> T:
-        return self._engine.call(name, command, self.config.generator.request_timeout, "generator.request_timeout")
 
     def _check(self) -> None:
         if (error := self._error or self._engine.describe_error()) is not None:

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from pods_cluster.config import Config
-from pods_cluster.generation.engine import Engine
+from pods_cluster.generation.engine_thread import EngineCalls
 from pods_cluster.generation.messages import WorkerFailed
 from pods_cluster.generation.packed_rollouts import PackedRollouts, pack
 from pods_cluster.generation.reporter import Reporter, SelectorLink
 from pods_cluster.generation.rollout_store import RolloutStore
 from pods_cluster.types import GroupId, Rollout
 
-T = TypeVar("T")
 
-
-class StoreCalls:
+class StoreCalls(EngineCalls):
     """The calls of a worker about groups and rollouts that are here; the worker itself has the engine and the scorers."""
 
-    config: Config
     _store: RolloutStore
     _reporter: Reporter
     _link: SelectorLink
-    _check: Callable[[], None]
-    """Raises WorkerFailed if the worker has failed."""
     _abort: Callable[[list[str]], None]
     """Ends unfinished requests, by their keys, not waiting for the engine."""
-
-    def _call(self, name: str, command: Callable[[Engine], T]) -> T:
-        """Have the engine's thread carry a command out, within `generator.request_timeout`."""
-        raise NotImplementedError
 
     def take(self, wanted: Iterable[tuple[GroupId, Sequence[int]]]) -> PackedRollouts:
         """Finished rollouts, which are forgotten here; those that are not here are named in the answer."""

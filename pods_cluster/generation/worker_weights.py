@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
-from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine
-from pods_cluster.generation.engine_thread import EngineThread
+from pods_cluster.generation.engine_thread import EngineCalls
 from pods_cluster.weights.protocol import Invitation, WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.relay_plan import WorkerLocation
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _WATCHDOG_GRACE = 2.0
 """Seconds after the deadline of a transfer at which it is broken off from outside the engine's thread."""
@@ -25,18 +21,10 @@ _GIVE_UP_GRACE = 15.0
 whatever has the deadline itself, and than the controller's own patience (`Broadcaster.grace`)."""
 
 
-class WeightCalls:
+class WeightCalls(EngineCalls):
     """The calls of a worker that bring it new weights; the worker itself has the engine."""
 
-    config: Config
-    _engine: EngineThread
-    _check: Callable[[], None]
-    """Raises WorkerFailed if the worker has failed."""
     _staging_works = True
-
-    def _call(self, name: str, command: Callable[[Engine], T]) -> T:
-        """Have the engine's thread carry a command out, within `generator.request_timeout`."""
-        raise NotImplementedError
 
     def weights_location(self) -> WorkerLocation:
         """The node and card of this worker: neighbours get weights from one another."""
