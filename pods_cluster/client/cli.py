@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from pods_cluster import __version__
-from pods_cluster.client import MissingPackage, plan_command
+from pods_cluster.client import MissingPackage
 from pods_cluster.client.compare_command import compare_runs
 from pods_cluster.client.figure_command import figure
 from pods_cluster.client.import_command import import_settings
 from pods_cluster.client.init_command import init
-from pods_cluster.client.run_commands import add_to
+from pods_cluster.client.plan_command import plan
+from pods_cluster.client.run_commands import runs, scale, status, stop, submit
 from pods_cluster.client.sweep_command import sweep
 from pods_cluster.client.train_command import ConfigPath, Overrides, train
 from pods_cluster.config import Config, ConfigError, load_config
@@ -32,15 +34,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement learning of language models with separately scaled generators and learners.",
 )
-app.command()(train)
 
 
-@app.command()
 def check(
     config: ConfigPath,
     overrides: Overrides = None,
-    offline: Annotated[bool, typer.Option(help="Look at the configuration alone: no model, no data.")] = False,
-    rewards: Annotated[bool, typer.Option("--rewards/--no-rewards", help="Import the rewards and try them.")] = True,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Look at the configuration alone: no model, no data.")
+    ] = False,
+    rewards: Annotated[
+        bool, typer.Option(" /--no-rewards", show_default=False, help="Do not import and try the rewards.")
+    ] = True,
     address: Annotated[str | None, typer.Option(help="A Ray cluster on which the pools must fit.")] = None,
 ) -> None:
     """Validate a configuration, show its plan and the first prompt; try its rewards."""
@@ -66,14 +70,13 @@ def _fits(config: Config, address: str) -> None:
     ray.shutdown()
 
 
-@app.command("eval")
 def evaluate(
-    target: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a model.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A run's folder, a checkpoint, or a model.")],
     overrides: Overrides = None,
-    config: Annotated[str | None, typer.Option(help="Configuration, where the target lies in no run's folder.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration of a target that lies in no run's folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Held-out accuracy of a checkpoint or model."""
+    """Measure the held-out accuracy of a checkpoint or a model."""
     from pods_cluster.client.evaluate import evaluate_target, find_target, target_config
 
     found = find_target(target)
@@ -89,16 +92,18 @@ def evaluate(
     Console().print(table)
 
 
-@app.command()
 def dashboard(
-    folders: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders of them.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Runs' folders, or folders that hold several.")],
     host: Annotated[str, typer.Option(help="Address to listen on; other machines need the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.")] = 8765,
     address: Annotated[
         str | None, typer.Option(help="Ray cluster of the live runs; by default the one that each run's folder names.")
     ] = None,
 ) -> None:
-    """Show runs, live or past, as a page: `pods dashboard runs`. Scaling and stopping them needs its token."""
+    """Show live and past runs as a web page: `pods dashboard runs`.
+
+    Scaling and stopping a run from the page needs the token that the command prints.
+    """
     from pods_cluster.client.run_handle import controls_of
 
     try:
@@ -113,7 +118,6 @@ def dashboard(
     serve(folders, host, port, controls=controls_of(folders, address))
 
 
-@app.command()
 def rewards() -> None:
     """List the built-in rewards."""
     from pods_cluster.scoring.builtin import BUILTINS
@@ -127,13 +131,14 @@ def rewards() -> None:
     Console().print(table)
 
 
-@app.command()
 def quickstart(
     directory: Annotated[Path, typer.Option("--dir", help="Folder of the run.")] = Path("runs"),
     cache: Annotated[Path, typer.Option(help="Folder in which the tiny model is kept.")] = Path(".cache/quickstart"),
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a quickstart that was interrupted.")] = False,
-    baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Run plain GRPO too, and compare.")] = True,
+    baseline: Annotated[
+        bool, typer.Option(" /--no-baseline", show_default=False, help="Leave out plain GRPO and the comparison.")
+    ] = True,
 ) -> None:
     """Build a tiny model that half knows arithmetic and train it with PODS, then with plain GRPO, on this machine."""
     from pods_cluster.client.demo import quickstart as run
@@ -151,13 +156,21 @@ def quickstart(
         console.print(again, markup=False, highlight=False, soft_wrap=True)
 
 
-add_to(app)
-plan_command.add_to(app)
-app.command()(figure)
-app.command()(sweep)
-app.command("compare")(compare_runs)
-app.command()(init)
-app.command("import", context_settings={"ignore_unknown_options": True})(import_settings)
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Prepare a run": (init, import_settings, rewards, check, plan),
+    "Train": (quickstart, train, submit, sweep),
+    "Watch and steer": (runs, status, dashboard, scale, stop),
+    "Results": (evaluate, figure, compare_runs),
+}
+"""The commands as `pods --help` shows them: by what a user is about to do, in the order in which it is done."""
+NAMES: dict[Callable[..., None], str] = {evaluate: "eval", import_settings: "import", compare_runs: "compare"}
+"""Commands whose function cannot have their name."""
+
+for panel, functions in COMMANDS.items():
+    for function in functions:
+        # the words after `pods import verl --` are another trainer's options
+        settings = {"ignore_unknown_options": True} if function is import_settings else None
+        app.command(NAMES.get(function), rich_help_panel=panel, context_settings=settings)(function)
 
 
 def _version(value: bool) -> None:

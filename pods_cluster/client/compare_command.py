@@ -35,8 +35,10 @@ def compare_runs(
             metavar="[LABEL=]RUN", help="Runs' folders, those of one label are its seeds; or a sweep's folder."
         ),
     ],
-    baseline: Annotated[str | None, typer.Option(help="Label that others are compared with; else the first.")] = None,
-    metric: Annotated[str | None, typer.Option(help=f"What is compared; {ACCURACY}.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Label that others are compared with; by default the first.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help=f"What is compared; by default {ACCURACY}.")] = None,
     target: Annotated[float | None, typer.Option(help="Value to reach, as in 0.8.")] = None,
     share: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Without --target: this share of the baseline's best (0.99).")
@@ -51,10 +53,10 @@ def compare_runs(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one line for each arm and axis.")] = False,
     figure: Annotated[bool, typer.Option("--figure", help="Draw it too.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the figure; left out: figures/ beside the first run.")
+        Path | None, typer.Option(help="Folder of the figure; by default figures/ beside the first run.")
     ] = None,
 ) -> None:
-    """Compare arms with a baseline: accuracy, time to a target on each axis, speed-up with its 95 % interval over seeds.
+    """Compare arms with a baseline: accuracy, time to a target, speed-up with its 95 % interval over seeds.
 
     `pods compare runs/my-sweep`, or `pods compare pods=runs/a pods=runs/b grpo=runs/c grpo=runs/d --baseline grpo`.
     """

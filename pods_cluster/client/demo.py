@@ -35,12 +35,16 @@ BASELINE = "-grpo"
 """Ending of the baseline run's name."""
 AXES: tuple[Axis, ...] = ("steps", "minutes")
 
-ABOUT = """A transformer of about 1 million parameters has learned two-digit addition half-way, from other sums than
-those below. Now it is trained by reinforcement learning: generators sample [bold]n[/] answers to each sum, the selector
-keeps the [bold]m[/] of greatest reward variance (PODS), a DeepSpeed learner updates on those alone and sends its new
-weights back. Accuracy is on sums that neither the warm start nor the training has seen."""
-ABOUT_BASELINE = """The same again as plain GRPO: as many updates, but only [bold]m[/] answers to each sum are made, and nothing
-is selected among them. (--no-baseline skips this.)"""
+ABOUT = (
+    "A transformer of about 1 million parameters learns two-digit addition half-way, from examples. Then it is trained by "
+    "reinforcement learning on other sums: generators sample [bold]n[/] answers to each, the selector keeps the [bold]m[/] "
+    "whose rewards vary most (PODS), and a DeepSpeed learner updates on those alone and sends its new weights back. Accuracy "
+    "is measured on sums that neither part of the training has seen."
+)
+ABOUT_BASELINE = (
+    "The same again as plain GRPO: as many updates, but only [bold]m[/] answers to each sum are made, and nothing is selected "
+    "among them. (--no-baseline skips this.)"
+)
 
 
 def quickstart(

@@ -21,12 +21,15 @@ def figure(
     ],
     x: Annotated[
         str,
-        typer.Option("--x", help="What is across: steps, minutes, training-minutes, gpu-seconds, rollouts or tokens."),
+        typer.Option("--x", help="Horizontal axis: steps, minutes, training-minutes, gpu-seconds, rollouts or tokens."),
     ] = "minutes",
     y: Annotated[
-        list[str] | None, typer.Option("--y", metavar="METRIC", help="What is up, one panel each; accuracy and reward.")
+        list[str] | None,
+        typer.Option("--y", metavar="METRIC", help="Vertical axis, a panel each; by default accuracy and reward."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the figure; left out: figures/ of the first run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the figure; by default figures/ of the first run.")
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the files, without an ending.")] = "comparison",
     title: Annotated[str, typer.Option(help="A line above the figure.")] = "",
     formats: Annotated[str, typer.Option("--formats", help="Which files: png, svg, pdf.")] = "png,svg,pdf",

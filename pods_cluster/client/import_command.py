@@ -23,13 +23,15 @@ def import_settings(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="WORDS", help="Its command line, as it is typed there.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; left out: printed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; by default the YAML is printed.")
+    ] = None,
     start: Annotated[
         bool, typer.Option("--train", help="Train with it at once; without --output in NAME.yaml, by the run's name.")
     ] = False,
     fields: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="With --train: a field of ours, as in generator.workers=2."),
+        typer.Option("--set", metavar="KEY=VALUE", help="With --train: a field of the run, as in generator.workers=2."),
     ] = None,
 ) -> None:
     """Turn another trainer's command into a run's YAML: `pods import verl -o run.yaml -- data.train_files=…`."""

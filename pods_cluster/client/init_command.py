@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import sysconfig
@@ -36,11 +37,11 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("run.yaml"),
     model: Annotated[str | None, typer.Option(help="Folder or hub name of the model.")] = None,
     data: Annotated[str | None, typer.Option(help="File, folder or hub name of the dataset.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Column of the prompt; left out: found in the data.")] = None,
-    answer: Annotated[str | None, typer.Option(help="Column of the answer; left out: found in the data.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Column of the prompt; by default found in the data.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Column of the answer; by default found in the data.")] = None,
     reward: Annotated[str | None, typer.Option(help="Built-in reward, or file.py:function.")] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs for both pools; left out: those of this machine.")
+        int | None, typer.Option(min=0, help="GPUs for both pools; by default those of this machine.")
     ] = None,
     example: Annotated[
         str | None, typer.Option(metavar="NAME", help="Copy this shipped configuration; `list` lists them.")
@@ -49,7 +50,10 @@ def init(
     """Write a commented configuration: `pods init run.yaml --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl`."""
     console = Console(stderr=True)
     if example == "list":
-        print("\n".join(shipped()))
+        width = max(map(len, shipped()))
+        for name in shipped():
+            line = f"{name:<{width}}  {_about(shipped_text(name))}"
+            Console().print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
         return
     if file.exists():
         raise ConfigError(f"{file}: exists already; give another name, or remove it")
@@ -150,6 +154,13 @@ def shipped_text(name: str) -> str:
     if name not in names:
         raise ConfigError(f"--example: there is no {name!r}; choose of {', '.join(names)}")
     return (_shipped_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _about(text: str) -> str:
+    """The first sentence of a configuration's opening comment, without its source."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    sentence = " ".join(line.lstrip("# ") for line in comment).split(". ")[0].removesuffix(".")
+    return re.sub(r" \(arXiv [^)]*\)", "", sentence)
 
 
 def _shipped_folder() -> Path:

@@ -51,10 +51,11 @@ def plan(
     groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step of the calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Seconds of each stage, idle share of each pool, the split of GPUs and the n that keep both pools busy, and the memory
-    of a card that they share.
+    """Find the split of GPUs, and the rollouts per prompt, that keep both pools busy.
 
-    Rates are given, taken from a run's folder, or else measured: the run's own pools are started for a few steps.
+    It shows the seconds of each stage, the idle share of each pool, and with --card-gb the memory of a card that both share.
+    The rates are given as options, taken from a run's folder with --run, or else measured: the run's own pools are started
+    for a few steps.
     """
     from pods_cluster.client.calibrate import calibrate, steps_of_run
 
@@ -95,10 +96,6 @@ def plan(
     console.print(Text(_in_flight(loaded)))
     if memory is not None:
         console.print(Text(memory.describe()))
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(plan)
 
 
 def _memory(config: Config, card: float, learner: float | None, measured: list[StepMeasurement]) -> CardMemory:

@@ -31,13 +31,15 @@ def submit(
         typer.Argument(metavar="KEY=VALUE", help="Overrides, as in run.steps=100.", autocompletion=override_names),
     ] = None,
     address: Annotated[str | None, typer.Option(help="Job server, as in http://HEAD:8265.")] = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Forward this variable of here.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Forward this environment variable to the job.")
+    ] = None,
     pip: Annotated[
         list[str] | None, typer.Option(metavar="PACKAGE", help="Install this (or a requirements .txt) for the job.")
     ] = None,
     include: Annotated[list[Path] | None, typer.Option(help="Send this file or folder too.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not follow the log.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return at once, without following the log.")] = False,
 ) -> None:
     """Run a configuration as a job of a Ray cluster: `pods submit run.yaml`."""
     from pods_cluster.client import jobs
@@ -64,7 +66,7 @@ def runs(
     address: Annotated[str | None, typer.Option(help="List the runs alive on this Ray cluster too.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List runs: of folders (here: runs), and those alive on a cluster."""
+    """List the runs of a folder (`runs`, if none is named), and those alive on a cluster."""
     from pods_cluster.client.run_handle import RunAccessError, live_runs
     from pods_cluster.client.run_list import RunList
 
@@ -92,7 +94,7 @@ def runs(
 
 
 def status(run: RunTarget, address: Address = None, as_json: AsJson = False) -> None:
-    """Show the state of a run: from its folder, and from the run itself where it is alive."""
+    """Show the state of a run; of a live one also its workers and what is under way."""
     from pods_cluster.client.controls import NotLive
     from pods_cluster.client.run_handle import RunAccessError, find_run
     from pods_cluster.client.run_state import read_run_state
@@ -152,9 +154,9 @@ def stop(
     run: RunTarget,
     address: Address = None,
     timeout: Annotated[float, typer.Option(help="Seconds that the run may take to save its state.")] = 900.0,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for its end.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return at once, before the run has ended.")] = False,
 ) -> None:
-    """End a live run after its step, with a checkpoint, and wait for it."""
+    """End a live run after its current step, save a checkpoint, and wait for both."""
     from pods_cluster.client.run_handle import find_run
 
     found = find_run(run, address)
@@ -164,12 +166,6 @@ def stop(
         return
     saved = found.wait_for_end(timeout)
     console.print(f"saved: {escape(str(saved))}" if saved else "it has ended", highlight=False, soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Give `app` these commands."""
-    for command in (submit, runs, status, scale, stop):
-        app.command()(command)
 
 
 def _row(state: RunState) -> dict[str, Any]:

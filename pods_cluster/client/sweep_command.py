@@ -35,13 +35,17 @@ def sweep(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings of all arms.", autocompletion=override_names),
     ] = None,
-    parallel: Annotated[str | None, typer.Option(help="Runs at once: a number, or auto; else as in the file.")] = None,
-    arms: Annotated[str | None, typer.Option(help="These arms alone, with commas between.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="So many of the file's seeds, the first ones.")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="Runs at once: a number, or auto; by default as in the file.")
+    ] = None,
+    arms: Annotated[str | None, typer.Option(help="Run only these arms, separated by commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run only the first of the file's seeds, so many.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines in place of the live table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, show them, and start none.")] = False,
 ) -> None:
-    """Run arms x seeds of one configuration: `pods sweep sweep.yaml`; the same again goes on with what is not done.
+    """Run arms x seeds of one configuration: `pods sweep sweep.yaml`.
+
+    The same command again goes on with what is not done.
 
     Every run is an ordinary run's folder, below `<run.dir>/<name>/`. All configurations are checked before the first starts.
     """

@@ -71,7 +71,9 @@ def test_data_that_cannot_be_read_and_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_shipped_configurations_are_listed_and_copied(tmp_path: Path) -> None:
-    assert init("--example", "list").output.split() == shipped()
+    listed = init("--example", "list").output.splitlines()
+    assert [line.split()[0] for line in listed] == shipped()
+    assert "GSM8K" in next(line for line in listed if line.startswith("gsm8k-1gpu "))
     assert {"quickstart", "gsm8k-2gpu", "paper/a-pods"} <= set(shipped())
     assert init(str(tmp_path / "run.yaml"), "--example", "gsm8k-2gpu").exit_code == 0
     assert load_config(tmp_path / "run.yaml").run.name == "gsm8k-0.5b"
