@@ -1,19 +1,18 @@
 """The paper's claims on the quickstart's task made hard, without a GPU: three arms, n, m and the rules, over seeds.
 
     python -m benchmarks.evidence --quick                        # under 40 minutes on two cores
-    python -m benchmarks.evidence --parallel auto                # everything; as many runs side by side as there are cores for
+    python -m benchmarks.evidence                                # everything; under 4 hours on two cores
     python -m benchmarks.evidence --seeds 1 --seconds 10 --parts arms --arms grpo,grpo-pods --work /tmp/evidence --out /tmp/e.json
 
 The model adds seldom (`--target` of the sums right before RL), so that few of n answers are right. Each run has the same
-seconds of training: `pods sweep` runs them and goes on with what an earlier call left; nothing finished is run again. Times are
-this machine's own, and told by clocks of GPUs (`evidence_clocks`). Writes `benchmarks/results/evidence_cpu.json`;
-`python -m benchmarks.evidence_page` makes docs/evidence.md and its figures from that.
+seconds of training: `pods sweep` runs them, one to a core, and goes on with what an earlier call left; nothing finished is run
+again. Times are this machine's own, and told by clocks of GPUs (`evidence_clocks`). Writes
+`benchmarks/results/evidence_cpu.json`; `python -m benchmarks.evidence_page` makes docs/evidence.md and its figures from that.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,12 +72,23 @@ PARTS = {
     "staleness": Part("staleness-cpu", "k0", ("k0", "k2", "k2-uncorrected"), {}),
     "settling": Part("settling-cpu", "settle-off", ("settle-waves",), {"grpo-pods": "settle-off"}),
 }
+QUICK_SECONDS, SECONDS = 60.0, 120.0
+QUICK_SPEED = 8.0
+"""How many times the clocks' rates the pools that keep time have with `--quick`."""
+RUN_GIB = 3.0
+"""Memory of one run: controller, generator, learner and Ray's own processes, 2 to 2.5 GiB."""
 ARM_SIZES = {"grpo": (8, 8), "grpo-ga": (64, 64), "grpo-pods": (64, 8)}
+
+
+def runs_side_by_side() -> int:
+    """One run to a core that this process may use, where the memory is enough: a run keeps about one core busy."""
+    here = machine()
+    return max(1, min(here["cores"], int(here["memory_gib"] / RUN_GIB)))
 
 
 def prepared(work: Path, target: float) -> Prepared:
     """The model and the data, made once: some minutes of supervised steps."""
-    made = prepare(work / "cache", WarmStart(target=target, check_every=5), threads=os.cpu_count() or 1)
+    made = prepare(work / "cache", WarmStart(target=target, check_every=5), threads=machine()["cores"])
     publish(made, work)
     print(f"model: {made.report.greedy:.1%} of {made.report.rows['test']} held-out sums right, {made.report.sampled:.1%} when "
           f"sampled", flush=True)  # fmt: skip
@@ -188,17 +198,21 @@ def _means(runs: Sequence[RunSeries]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer arms and seeds, 90 seconds each")
+    parser.add_argument("--quick", action="store_true", help=f"fewer arms and seeds, {QUICK_SECONDS:g} seconds each")
     parser.add_argument(
         "--prepare", action="store_true", help="make the model and the data in .cache/hard-addition, and end"
     )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--arms", help="of these arms alone")
     parser.add_argument(
-        "--seeds", type=int, help="seeds of each arm; 5, with --quick 3 of the arms and 1 of the others"
+        "--seeds",
+        type=int,
+        help="seeds of each arm; as in the sweeps' files, with --quick 3 of the arms and 1 of the others",
     )
-    parser.add_argument("--seconds", type=float, help="training seconds of each run; 120, with --quick 90")
-    parser.add_argument("--parallel", default="1", help="runs at once, or auto")
+    parser.add_argument(
+        "--seconds", type=float, help=f"training seconds of each run; {SECONDS:g}, with --quick {QUICK_SECONDS:g}"
+    )
+    parser.add_argument("--parallel", default=str(runs_side_by_side()), help="runs at once; one to a core, or auto")
     parser.add_argument(
         "--target", type=float, default=0.1, help="share of sums right at which the supervised start ends"
     )
@@ -220,7 +234,7 @@ def main() -> None:
     arguments.work = arguments.work.resolve()
     began = machine()
     made = prepared(arguments.work, arguments.target)
-    seconds = arguments.seconds or (90.0 if arguments.quick else 120.0)
+    seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
     for name in () if arguments.no_run else parts:
         seeds = arguments.seeds or (PARTS[name].quick_seeds if arguments.quick else 5)
         run_part(PARTS[name], arguments.work, arguments, seconds=seconds, seeds=seeds)
@@ -241,7 +255,8 @@ def main() -> None:
         told = which if part.told_by_clocks else ()
         result["parts"][name] = answer(part, arms_of(part, arguments.work), told, Target(arguments.accuracy))
     if "arms" in parts and not arguments.no_paced:
-        result |= measure_paced(ARM_SIZES, [clock for clock in which if clock.name.startswith("3b")], prompts=16)
+        slow = [clock for clock in which if clock.name.startswith("3b")]
+        result |= measure_paced(ARM_SIZES, slow, prompts=16, speed=QUICK_SPEED if arguments.quick else 1.0)
     write_result(arguments.out, result)
     print(f"written: {arguments.out}")
 
