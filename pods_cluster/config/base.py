@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,11 @@ LARGEST = 2**63
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that no file, column or name can have."""
+
+
+_VARIABLE = re.compile(r"\$[({]?[A-Za-z_]")
+LONGEST_PATH, LONGEST_NAME = 4095, 255
+"""Bytes of a path, and of each name in it, that Linux takes."""
 
 
 class ConfigError(Exception):
@@ -42,6 +48,31 @@ def refuse(problems: Iterable[str]) -> None:
     texts = list(problems)
     if texts:
         raise Problems(texts)
+
+
+def usable_path(value: str | None) -> str | None:
+    """Return a path, a hub's name, or `file.py:name`, as it is. Raises ValueError for what could be no file's path anywhere.
+
+    Variables are refused, not put in: a configuration means the same on each node. A text with braces or several lines is no
+    path.
+    """
+    if value is None or "\n" in value or ("{" in value and not value.startswith("${")):
+        return value
+    if not value.strip():
+        raise ValueError(f"{value!r} is blank; give a path")
+    if _VARIABLE.search(value):
+        raise ValueError(
+            f"{value!r} holds a variable, which is not put in here; write the path out, or give the field on the command "
+            f"line, where the shell puts it in"
+        )
+    if value.startswith("~") and os.path.expanduser(value) == value:
+        raise ValueError(
+            f"{value!r} names the home folder of a user whom this machine does not have; write the path out"
+        )
+    encoded = os.fsencode(value)
+    if len(encoded) > LONGEST_PATH or any(len(name) > LONGEST_NAME for name in encoded.split(b"/")):
+        raise ValueError(f"{value[:60] + '…'!r} is longer than a path can be; shorten it")
+    return value
 
 
 def problems_of(check: Callable[[], object]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from pods_cluster.config.base import Section
+from pods_cluster.config.base import Section, usable_path
 
 
 class EnvironmentConfig(Section):
@@ -33,3 +33,5 @@ class EnvironmentConfig(Section):
     memory_limit: float | None = Field(default=2.0, gt=0)
     """GiB that the environment of one rollout may hold, with all that it starts (Linux); above it is killed, and the rollout
     counts as failed (`memory`). null: no limit."""
+
+    _paths = field_validator("name")(usable_path)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import Section
+from pods_cluster.config.base import Section, usable_path
 from pods_cluster.config.labels import Labels
 
 
@@ -27,6 +27,8 @@ class KLConfig(Section):
     """Weight of the KL term (the k3 estimator) in the loss."""
     reference: str | None = Field(default=None, min_length=1)
     """Folder or hub name of the reference model; left out: the model that the run starts from."""
+
+    _paths = field_validator("reference")(usable_path)
 
 
 class CorrectionConfig(Section):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from pods_cluster.config.base import Section
+from pods_cluster.config.base import Section, usable_path
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -34,6 +34,8 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
     """Allow Python code from the model's folder to run."""
 
+    _paths = field_validator("path", "chat_template")(usable_path)
+
 
 class EvalDataConfig(Section):
     """Held-out rows for evaluation."""
@@ -46,6 +48,8 @@ class EvalDataConfig(Section):
     """Split to evaluate on."""
     rows: int | None = Field(default=None, ge=1)
     """Number of rows to evaluate on, from the first; left out: all."""
+
+    _paths = field_validator("path")(usable_path)
 
 
 class MixedDataConfig(Section):
@@ -65,6 +69,8 @@ class MixedDataConfig(Section):
     """Column with the answer; left out: `data.answer`."""
     weight: float = Field(default=1.0, gt=0)
     """How often each row is served in an epoch; 0.5: half of the rows, chosen by `run.seed`."""
+
+    _paths = field_validator("path")(usable_path)
 
 
 class CurriculumConfig(Section):
@@ -128,6 +134,8 @@ class DataConfig(Section):
     them."""
     eval: EvalDataConfig | None = None
     """Held-out rows; left out: no evaluation."""
+
+    _paths = field_validator("path", "template")(usable_path)
 
     @field_validator("template")
     @classmethod

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import ConfigError, Section
+from pods_cluster.config.base import ConfigError, Section, usable_path
 
 
 class RewardConfigError(ConfigError, ValueError):
@@ -55,6 +55,8 @@ class RewardConfig(Section):
     code: str | None = Field(default=None, min_length=1)
     """A function itself, pickled: Python's `pods_cluster.train` writes it where no module holds the function, whose name
     is then only told to people."""
+
+    _paths = field_validator("name")(usable_path)
 
     @property
     def key(self) -> str:

@@ -6,7 +6,10 @@ import re
 
 from pydantic import Field, field_validator
 
-from pods_cluster.config.base import Section
+from pods_cluster.config.base import Section, usable_path
+
+LONGEST_RUN_NAME = 200
+"""Characters of a run's name, which is a folder's, with room for what is written beside it."""
 
 
 class EvalConfig(Section):
@@ -102,9 +105,13 @@ class RunConfig(Section):
     trackio: bool = False
     """Keep the metrics with trackio too (extra `trackio`): in TRACKIO_DIR, or in the Space of TRACKIO_SPACE_ID."""
 
+    _paths = field_validator("dir")(usable_path)
+
     @field_validator("name")
     @classmethod
     def _name_is_a_folder(cls, value: str) -> str:
+        if len(value) > LONGEST_RUN_NAME:
+            raise ValueError(f"{value[:60] + '…'!r} has {len(value)} characters; give at most {LONGEST_RUN_NAME}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError(f"{value!r} cannot name a folder; use letters, digits, '.', '_' and '-'")
         return value
