@@ -5,19 +5,22 @@
 Linux, root, and `mmdebstrap` (`apt-get install mmdebstrap`). Each stage begins with a fresh Debian of the release that its base
 image is made of, with Debian's own Python in place of the image's (the same minor version, or it is refused); RUN, COPY, ENV,
 WORKDIR and USER are carried out as they stand, in a chroot with mounts of its own. What it cannot show: the base image
-itself, layers, and the size of the image. `--bind` makes files of this machine visible (a local package index, its
-certificates), `--env` passes variables on (PIP_INDEX_URL).
+itself, layers, and the size of the image. With `--pip-as-here` RUN reaches the package index that pip reaches on this machine
+(its settings, a firm's certificates, a local index). `--bind` makes further files visible; `--env` passes variables on, as
+build arguments too.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +79,24 @@ def instructions(path: Path) -> Iterator[tuple[str, str]]:
             yield word, rest.strip()
 
 
+def pip_as_here(settings: str) -> tuple[dict[str, str], list[str]]:
+    """Variables and files with which pip elsewhere has `settings` (the output of `pip config list`). The files of an index
+    `file:///a/simple` lie beside that folder.
+    """
+    lines = [line.partition("=") for line in settings.splitlines()]
+    lines.sort(key=lambda line: line[0].startswith(":env:"))  # these win
+    env, files = {}, []
+    for name, _, value in lines:
+        section, _, option = name.rpartition(".")
+        if section in ("global", ":env:") and option not in ("config-file", "cache-dir"):
+            env[f"PIP_{option.upper().replace('-', '_')}"] = ast.literal_eval(value)
+    for word in " ".join(env.values()).split():
+        path = Path(word.removeprefix("file://"))
+        if path.is_absolute() and path.exists():
+            files.append(str(path.parent if word.startswith("file://") else path))
+    return env, sorted(set(files))
+
+
 def base(image: str, folder: Path) -> Path:
     """An empty Debian like that of the image `python:3.11…-slim-bookworm`, made once."""
     found = re.fullmatch(r"python:(\d+\.\d+)[\d.]*-slim-(\w+)", image)
@@ -130,7 +151,7 @@ def build(path: Path, folder: Path, binds: Sequence[str], extra: dict[str, str],
             stages[name or "last"] = stage
         elif word == "ARG":
             name, _, value = rest.partition("=")
-            (outer if stage is None else stage.args)[name] = value.strip('"')
+            (outer if stage is None else stage.args)[name] = extra.get(name, value.strip('"'))
         elif word in IGNORED or (built and word in ("RUN", "COPY")):
             continue
         elif stage is None:
@@ -166,6 +187,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="empty folder for the roots; left behind")
     parser.add_argument("--bind", action="append", default=[], metavar="PATH", help="visible inside at the same path")
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help="of this environment, for RUN")
+    parser.add_argument("--pip-as-here", action="store_true", help="pip's settings of this machine, for RUN")
     parser.add_argument("--run", default="", metavar="COMMAND", help="what the image is to run in the end")
     parser.add_argument(
         "--built", action="store_true", help="the roots are those of an earlier call: run the command alone"
@@ -174,8 +196,15 @@ def main() -> None:
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
         raise SystemExit("needs root, and mmdebstrap: apt-get install mmdebstrap")
     options.root.mkdir(parents=True, exist_ok=True)
-    extra = {name: os.environ[name] for name in options.env if name in os.environ}
-    stage = build(options.file, options.root.resolve(), options.bind, extra, built=options.built)
+    extra, binds = {}, list(options.bind)
+    if options.pip_as_here:
+        settings = subprocess.run(
+            [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+        )
+        extra, files = pip_as_here(settings.stdout)
+        binds += files
+    extra |= {name: os.environ[name] for name in options.env if name in os.environ}
+    stage = build(options.file, options.root.resolve(), binds, extra, built=options.built)
     size = subprocess.run(["du", "-sxm", str(stage.root)], capture_output=True, text=True, check=True).stdout.split()[0]
     print(f"the last stage has {size} MB", flush=True)
     if options.run:

@@ -65,6 +65,10 @@ class _Runs(Collector):
         state = GaugeMetricFamily("pods_run_state", "1 for the state that the run is in.", labels=["run", "state"])
         updated = GaugeMetricFamily("pods_run_updated_seconds", "When the run last wrote, Unix time.", labels=["run"])
         events = CounterMetricFamily("pods_run_events", "Events of the run by level.", labels=["run", "level"])
+        restarts = CounterMetricFamily(
+            "pods_run_restarts", "Times that the run began to put another learner group, selector or pool in place of a "
+            "lost one.", labels=["run"]
+        )  # fmt: skip
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for found in recent:
             try:
@@ -76,6 +80,7 @@ class _Runs(Collector):
                 counts = [name for name in latest if (m := registry.find(name)) is not None and m.kind is Kind.COUNT]
                 totals = view.history.totals(counts)
                 status, levels = view.status()[0], dict(view.levels)
+                restarts.add_metric([found.id], view.kinds["restarting"])
             for name in get_args(Status):
                 state.add_metric([found.id, name], float(name == status))
             if found.updated is not None:
@@ -84,7 +89,7 @@ class _Runs(Collector):
                 events.add_metric([found.id, level], levels.get(level, 0))
             for name, value in {**latest, "step": view.history.columns.last_step or 0}.items():
                 self._add(families, found.id, name, totals.get(name), value)
-        yield from (state, updated, events)
+        yield from (state, updated, events, restarts)
         yield from families.values()
 
     def _add(

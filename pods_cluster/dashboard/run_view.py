@@ -48,6 +48,9 @@ class RunView:
         self.events = Journal(folder.events, event_entry, superseded=False)
         self.samples = Journal(folder.samples, sample_entry, superseded=True)
         self.levels: Counter[str] = Counter()
+        """Events by level."""
+        self.kinds: Counter[str] = Counter()
+        """Events by kind."""
         self.worker_events: list[dict[str, Any]] = []
         self.reward_failures: dict[tuple[str, str], dict[str, Any]] = {}
         """The newest event of each reward and kind of failure."""
@@ -67,6 +70,7 @@ class RunView:
                 self._note(line)
             if self.events.tail.restarts != restarts:
                 self.levels = Counter(entry.level for entry in self.events.entries)
+                self.kinds = Counter(entry.kind for entry in self.events.entries)
             samples = len(self.samples.advance(limit))
             steps, reset = self.history.drain()
             if len(steps) > MAX_ROWS_TOLD:
@@ -120,6 +124,7 @@ class RunView:
     def _note(self, event: dict[str, Any]) -> None:
         self.levels[event.get("level") or "info"] += 1
         kind = str(event.get("kind"))
+        self.kinds[kind] += 1
         if kind in END_EVENTS:
             self._ended = event
         elif kind in START_EVENTS:

@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -103,6 +105,35 @@ def test_ci_installs_what_the_cpu_image_installs() -> None:
     assert "client/test_quickstart.py" in (ROOT / "tests" / "heavy.py").read_text()
 
 
+def test_what_ci_fetches_to_test_with_is_pinned_by_checksum() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    for command in re.findall(r"pip download .*", script):
+        assert "--require-hashes" in command
+        assert '--requirement "$wanted"' in command
+    lines = [line for line in (ROOT / "requirements" / "deploy-tools.txt").read_text().splitlines() if line[0] != "#"]
+    assert len(lines) == 3
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+
+
+def test_pip_reaches_elsewhere_what_it_reaches_here(tmp_path: Path) -> None:
+    index, wheels, bundle = tmp_path / "index" / "simple", tmp_path / "wheels", tmp_path / "bundle.pem"
+    for folder in (index, wheels):
+        folder.mkdir(parents=True)
+    bundle.touch()
+    settings = (
+        f":env:.cert='{bundle}'\n:env:.config-file='/etc/a.conf'\nglobal.cert='/etc/other.pem'\n"
+        f"global.extra-index-url='file://{index} https://index.example/simple'\nglobal.find-links='{wheels}'\n"
+        "install.user='true'\n"
+    )
+    environment, files = rehearse().pip_as_here(settings)
+    assert environment == {
+        "PIP_CERT": str(bundle),
+        "PIP_EXTRA_INDEX_URL": f"file://{index} https://index.example/simple",
+        "PIP_FIND_LINKS": str(wheels),
+    }
+    assert files == sorted(map(str, (bundle, index.parent, wheels)))
+
+
 def test_it_runs_as_nobody_special_and_starts_the_command(dockerfile: Path) -> None:
     _, final = stages(dockerfile)
     users = [rest for word, rest in final if word == "USER"]
@@ -134,17 +165,23 @@ def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
     assert done.returncode == 0
 
 
-def test_it_can_be_carried_out_without_an_engine(dockerfile: Path, tmp_path: Path) -> None:
-    """Every instruction is one that `docker/rehearse.py` knows, and ends where the image would."""
+@cache
+def rehearse() -> ModuleType:
+    """`docker/rehearse.py`, which is in no package."""
     spec = importlib.util.spec_from_file_location("rehearse", ROOT / "docker" / "rehearse.py")
     assert spec is not None
     assert spec.loader is not None
-    rehearse = importlib.util.module_from_spec(spec)
-    sys.modules["rehearse"] = rehearse  # its dataclass looks for its module
-    spec.loader.exec_module(rehearse)
-    last = rehearse.build(dockerfile, tmp_path, (), {}, built=True)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["rehearse"] = module  # its dataclass looks for its module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_can_be_carried_out_without_an_engine(dockerfile: Path, tmp_path: Path) -> None:
+    """Every instruction is one that `docker/rehearse.py` knows, and ends where the image would."""
+    last = rehearse().build(dockerfile, tmp_path, (), {}, built=True)
     assert (last.user, last.entrypoint, last.folder) == ("1000:1000", ["tini", "--"], "/home/ray")
     assert last.env["PATH"].startswith("/opt/venv/bin:")
     assert last.env["RAY_USAGE_STATS_ENABLED"] == "0"
     with pytest.raises(SystemExit, match="only python:VERSION-slim-RELEASE"):
-        rehearse.base("ubuntu:24.04", tmp_path)
+        rehearse().base("ubuntu:24.04", tmp_path)

@@ -39,11 +39,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for step in (1, 2):
             recorder.step(step, {example(metric): step for metric in metrics})
         recorder.event("test", "one", level="warning")
+        for cause in ("a rank", "the selector"):
+            recorder.event("restarting", f"{cause} is lost", level="warning")
     runs = RunWatcher([root])
     try:
         text = exposition(runs, folder.metrics.stat().st_mtime).decode()
     finally:
         runs.close()
+    assert 'pods_run_restarts_total{run="all"} 2.0' in text
     found: dict[str, set[str]] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -53,6 +53,7 @@ def test_with_its_own_values_it_is_what_lies_beside_it(mode: str) -> None:
     assert found[ray["kind"]]["spec"] == ray["spec"]
     for name in ("runs-volume.yaml", "dashboard-service.yaml", "network-policy.yaml"):
         beside = load(name)
+        assert problems(render(f'mode="{mode}"')[beside["kind"]]) == []
         assert found[beside["kind"]]["spec"] == beside["spec"]
         assert found[beside["kind"]]["metadata"]["name"] == beside["metadata"]["name"]
 
@@ -68,7 +69,7 @@ def test_values_reach_the_objects() -> None:
         "token=false",
     )
     cluster = found["RayCluster"]
-    assert problems(cluster) == []
+    assert [problems(document) for document in found.values()] == [[]] * 4
     assert "authOptions" not in cluster["spec"]
     group, learners = cluster["spec"]["workerGroupSpecs"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 2, 32)

@@ -1,4 +1,4 @@
-"""The manifests are what KubeRay's own schema asks for, and the pools land on the groups that are meant."""
+"""The manifests are what KubeRay's and Kubernetes' own schemas ask for, and the pools land on the groups that are meant."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from pods_cluster.learning.rank_actors import RESOURCE as LEARNER
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy" / "kuberay"
 SCHEMA = json.loads(Path(__file__).with_name("kuberay-rayjob.schema.json").read_text())
+KUBERNETES = json.loads(Path(__file__).with_name("kubernetes.schema.json").read_text())
+"""Of the kinds beside Ray's; it refuses unknown fields as it is."""
 
 
 def strict(node: Any) -> Any:
@@ -37,7 +39,9 @@ def strict(node: Any) -> Any:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """Of RayJob, or of RayCluster, whose spec is a part of it."""
+    """Of RayJob, of RayCluster, whose spec is a part of it, or of a kind of Kubernetes itself."""
+    if kind in KUBERNETES["$defs"]:
+        return {"$ref": f"#/$defs/{kind}", "$defs": KUBERNETES["$defs"]}
     schema = strict(SCHEMA)
     if kind == "RayCluster":
         schema["properties"]["spec"] = schema["properties"]["spec"]["properties"]["rayClusterSpec"]
@@ -78,6 +82,14 @@ def test_the_schema_refuses_what_is_wrong(document: dict[str, Any]) -> None:
     wrong = copy.deepcopy(document)
     cluster_of(wrong)["workerGroupSpecs"][0]["maxReplicas"] = "many"
     assert any("maxReplicas" in text for text in problems(wrong))
+
+
+@pytest.mark.parametrize("name", ["runs-volume.yaml", "dashboard-service.yaml", "network-policy.yaml"])
+def test_what_stands_beside_the_cluster_is_what_kubernetes_asks_for(name: str) -> None:
+    document = load(name)
+    assert problems(document) == []
+    document["spec"]["podSelecter"] = {}
+    assert any("podSelecter" in text for text in problems(document))
 
 
 def test_two_groups_scale_apart_by_the_resources_that_the_actors_ask_for(document: dict[str, Any]) -> None:

@@ -131,6 +131,7 @@ def test_what_cannot_begin_says_why(
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_has_nothing_to_say() -> None:
-    done = subprocess.run(["shellcheck", str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT.parents[2] / ".ci/run", SCRIPT.parents[2] / ".ci/rehearse"])
+def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == ""
