@@ -14,6 +14,7 @@ length. Parts that are not named keep their earlier results. Writes `benchmarks/
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -26,12 +27,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
 import numpy as np
+import psutil
 import ray
 
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from benchmarks.overlap_figure import draw
-from benchmarks.paced import PacedLearners, PacedPublisher, Pools, make_files, paced_config
+from benchmarks.paced import PacedLearners, PacedPublisher, Pools, Records, make_files, paced_config
 from pods_cluster.config import SelectorConfig
 from pods_cluster.group_shard import GroupShard
 from pods_cluster.selection.policy import SelectionPolicy
@@ -170,17 +172,43 @@ async def settling(pools: Pools, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+class _WithCpu(Records):
+    """Records, and the CPU seconds of this process and of all that it started at the end of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpu_seconds: list[float] = []
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        super().step(step, values)
+        self.cpu_seconds.append(_cpu_seconds())
+
+
+def _cpu_seconds() -> float:
+    me, total = psutil.Process(), 0.0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 async def generators(pools: Pools, folder: Path, count: int) -> dict[str, Any]:
-    """One learner whose update takes as long as four generators take for the step's rollouts, staleness 1."""
+    """One learner whose update takes as long as four generators take for the step's rollouts, staleness 1; with the CPU
+    seconds that a step takes of all processes, which share the machine's cores."""
     n = 32
     update = PROMPTS * n * MEAN / (4 * RATE)
-    arm = await pools.arm(config_of(folder, n, 8, 8, staleness=1), PacedLearners(update), PacedPublisher())
+    records = _WithCpu()
+    arm = await pools.arm(config_of(folder, n, 8, 12, staleness=1), PacedLearners(update), PacedPublisher(), records)
     return {
         "generators": count,
         "steps_per_second": arm.steps_per_second(),
         "learner_bound_steps_per_second": 1.0 / (update + 0.05),
         "generator_idle": arm.mean("generator/idle_share"),
         "learner_idle": arm.mean("learner/idle_share"),
+        "update_seconds": update,
+        "cpu_seconds_per_step": (records.cpu_seconds[-1] - records.cpu_seconds[1]) / (len(records.cpu_seconds) - 2),
+        "load_1min": os.getloadavg()[0],
     }
 
 
