@@ -25,6 +25,7 @@ class EngineStats:
     """Counters since the start (tokens, rollouts, seconds) and gauges of now.
 
     `kv_cache_usage` is a share in [0, 1]; `busy_seconds` is time spent in `step` while anything was in flight.
+    `recomputed_tokens` are those of prompts and completions whose keys and values were made anew after a weight update.
     """
 
     running: int = 0
@@ -35,6 +36,7 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
     kv_cache_usage: float = 0.0
     busy_seconds: float = 0.0
 

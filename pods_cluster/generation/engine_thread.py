@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 from pods_cluster.config import Config
 from pods_cluster.generation.engine import Engine, EngineStats
 from pods_cluster.generation.messages import ENGINE_FAILED, GeneratorError, WorkerFailed
+from pods_cluster.generation.thread_seconds import Stopwatch, ThreadSeconds
 from pods_cluster.types import Rollout
 
 T = TypeVar("T")
 
 IDLE_SECONDS = 0.5
+WEIGHT_COMMANDS = frozenset({"connect", "receive", "fingerprints", "adopt_version"})
+"""Names of the commands whose time is that of new weights."""
 WINDOW_SECONDS = 1.0
 LONG_WINDOWS = 8
 """So many windows make the span over which a rate counts as kept up."""
@@ -53,6 +56,7 @@ class EngineThread:
         self._busy_with = "its start"
         self._progress = time.monotonic()
         self._stats = EngineStats()
+        self._seconds = ThreadSeconds()
         self.engine: Engine | None = None
         self.error: BaseException | None = None
         self.rate = RateMeter()
@@ -108,6 +112,10 @@ class EngineThread:
         """The engine's counts after its last step (it is asked in its own thread)."""
         return self._stats
 
+    def seconds(self) -> ThreadSeconds:
+        """What its time went into, as of its last step or command."""
+        return self._seconds
+
     def stop(self, timeout: float = 10.0) -> None:
         """End after the step that runs, and free the engine."""
         self._commands.put(None)
@@ -118,28 +126,39 @@ class EngineThread:
             engine = self.engine = self._make()
             self._progress = time.monotonic()
             self._ready.set_result(engine)
-            while self._serve(engine):
+            watch = Stopwatch()
+            while self._serve(engine, watch):
                 self._busy_with = "a step"
-                if engine.in_flight and not engine.closed and (finished := engine.step()):
+                working = engine.in_flight > 0 and not engine.closed
+                finished = engine.step() if working else []
+                self._stats = engine.stats()
+                if working:
+                    watch.stepped(self._stats.running)
+                if finished:
                     self._progress = time.monotonic()
                     self._finished(finished)
-                self._stats = engine.stats()
+                self._seconds = watch.read()
                 self.rate.update(self._stats.generated_tokens, self._stats.busy_seconds)
         except BaseException as error:
             self.error = error
         finally:
             self._end()
 
-    def _serve(self, engine: Engine) -> bool:
+    def _serve(self, engine: Engine, watch: Stopwatch) -> bool:
         """Run the commands that wait; wait for one while there is nothing else to do. False: stop."""
         while True:
             working = engine.in_flight > 0 and not engine.closed
+            watch.lap("between")
             try:
                 item = self._commands.get(block=not working, timeout=None if working else IDLE_SECONDS)
             except queue.Empty:
+                if not working:
+                    watch.lap("weights" if engine.in_flight else "empty")
                 return True
             if item is None:
                 return False
+            if not working:  # a closed engine waits for its weights
+                watch.lap("weights" if engine.in_flight else "empty")
             if not item.result.set_running_or_notify_cancel():
                 continue  # its caller has given up
             self._busy_with = f"`{item.name}`"
@@ -148,6 +167,8 @@ class EngineThread:
                 item.result.set_result(item.run(engine))
             except BaseException as error:
                 item.result.set_exception(error)
+            watch.lap("weights" if item.name in WEIGHT_COMMANDS else "between")
+            self._seconds = watch.read()
             if before != (False, engine.version):
                 self._progress = time.monotonic()
 

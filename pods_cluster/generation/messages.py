@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pods_cluster.generation.engine import EngineStats
+from pods_cluster.generation.thread_seconds import ThreadSeconds
 from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.telemetry.process_memory import ProcessMemory
 from pods_cluster.types import GroupId, Prompt, RolloutRequest, SamplingParams
@@ -120,6 +121,7 @@ class WorkerStats:
     wait for their reward. `tokens_per_second` is over the last second, `saturated` the best kept up while generating
     (see `RateMeter`). `occupied_seconds` is how long rollouts were in the engine or at the scorers,
     `only_scoring_seconds` how long at the scorers alone, `stalled_seconds` how long a busy engine has not finished one.
+    `seconds` is what its engine's thread did; `staged` weight versions were taken beside its steps, in `staging_seconds`.
     `error` is what ended it. `turns` are the counts of `Turns`, empty without an environment.
     """
 
@@ -141,6 +143,9 @@ class WorkerStats:
     occupied_seconds: float
     error: str | None
     only_scoring_seconds: float = 0.0
+    seconds: ThreadSeconds = field(default_factory=ThreadSeconds)
+    staged: int = 0
+    staging_seconds: float = 0.0
     turns: dict[str, int] = field(default_factory=dict)
     memory: ProcessMemory = field(default_factory=ProcessMemory)
 

@@ -23,6 +23,7 @@ from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none
 from pods_cluster.generation.pool_calls import PoolCalls, error_of
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.generation.room_watch import RoomWatch
+from pods_cluster.generation.thread_seconds import ThreadSeconds
 from pods_cluster.types import GroupId, Prompt, Rollout, SamplingParams, Selection
 
 BEGIN_AGAIN_SECONDS = 20.0
@@ -260,7 +261,8 @@ class GeneratorPool(PoolCalls):
         workers, last = await self.all_stats(), self._last
         before = counters(last)
         since: Counter[str] = Counter(
-            {"generator/replaced": self._replaced, "generator/preemptions": 0, "tokens/prompt": 0}
+            dict.fromkeys(("generator/preemptions", "tokens/prompt", "tokens/recomputed", "weights/staged"), 0)
+            | {"generator/replaced": self._replaced}
         )
         for name, counts in counters(workers).items():
             since.update(counts - before.get(name, Counter()))
@@ -278,6 +280,14 @@ class GeneratorPool(PoolCalls):
             busy_seconds=grown(lambda stats: stats.engine.busy_seconds),
             occupied_seconds=grown(lambda stats: stats.occupied_seconds),
             only_scoring_seconds=grown(lambda stats: stats.only_scoring_seconds),
+            thread=sum(
+                (
+                    now.seconds - (last[name].seconds if name in last else ThreadSeconds())
+                    for name, now in workers.items()
+                ),
+                start=ThreadSeconds(),
+            ),
+            staging_seconds=grown(lambda stats: stats.staging_seconds),
         )
 
     # Within.

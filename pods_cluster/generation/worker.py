@@ -195,6 +195,9 @@ class GeneratorWorker(StoreCalls, WeightCalls):
             occupied_seconds=self._store.occupied_seconds,
             error=self._error or self._engine.describe_error(),
             only_scoring_seconds=self._store.only_scoring_seconds,
+            seconds=self._engine.seconds(),
+            staged=self.staged,
+            staging_seconds=self.staging_seconds,
             memory=process_memory(),
             turns=dict(self._turns.counts) if self._turns is not None else {},
         )

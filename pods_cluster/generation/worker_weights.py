@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 from pods_cluster.generation.engine import Engine
@@ -25,6 +26,9 @@ class WeightCalls(EngineCalls):
     """The calls of a worker that bring it new weights; the worker itself has the engine."""
 
     _staging_works = True
+    staged = 0
+    """Weight versions that were taken beside the engine's steps, in `staging_seconds`."""
+    staging_seconds = 0.0
 
     def weights_location(self) -> WorkerLocation:
         """The node and card of this worker: neighbours get weights from one another."""
@@ -64,9 +68,11 @@ class WeightCalls(EngineCalls):
     def _stage(self, engine: Engine, update: WeightUpdate) -> None:
         """Have it take one version beside its steps. Where that fails for another reason than a peer that is gone, later
         versions are loaded as they arrive."""
+        began = time.perf_counter()
         try:
             with _watched(engine, update):
-                engine.stage(update, check_memory=self.config.weights.staged == "auto")
+                self.staged += engine.stage(update, check_memory=self.config.weights.staged == "auto")
+            self.staging_seconds += time.perf_counter() - began
         except Exception as error:
             if not isinstance(error, WeightTransferError) or isinstance(error, WeightLoadError):
                 self._staging_works = False

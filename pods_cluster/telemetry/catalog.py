@@ -51,6 +51,12 @@ _FLOW = (
         "tokens/prompt", "tokens", "Prompt tokens of the requests that the engines began, evaluations included.", COUNT
     ),
     Metric(
+        "tokens/recomputed",
+        "tokens",
+        "Tokens in flight whose keys and values the engines made anew under new weights (weights.keep_cache: false).",
+        COUNT,
+    ),
+    Metric(
         "tokens/environment", "tokens", "Tokens that environments wrote; they are read, and never trained on.", COUNT
     ),
     Metric("turns/mean", "turns", "Turns of the model in rollouts that ended, mean (with an environment)."),
@@ -116,6 +122,14 @@ _POOLS = (
     Metric("generator/busy_seconds", "s", "Seconds since the last step in which an engine computed, mean over workers."),
     Metric("generator/occupied_seconds", "s",
            "Seconds since the last step in which rollouts were in an engine or at the scorers, mean over workers."),
+    Metric("generator/weights_seconds", "s",
+           "Seconds since the last step in which new weights stopped an engine, fingerprints too; mean over workers."),
+    Metric("generator/empty_seconds", "s",
+           "Seconds since the last step in which an engine had no rollout in flight, mean over workers."),
+    Metric("generator/between_seconds", "s",
+           "Seconds since the last step between an engine's steps: prompts taken in, rollouts handed on; mean over workers."),
+    Metric("generator/steps", "steps", "Steps of an engine since the last step, mean over workers.", COUNT),
+    Metric("generator/mean_running", "rollouts", "Rollouts decoded in the engines' steps, mean over their seconds."),
     Metric("learner/busy_seconds", "s", "Seconds that the slowest rank computed and talked with the others."),
     Metric("generator/rollouts_per_prompt", "rollouts", "n: rollouts of the groups issued for the step."),
     Metric("balance/generate_seconds", "s", "Seconds that the saturated generator pool needs for the step's rollouts."),
@@ -194,6 +208,13 @@ _TIMING = (
     Metric("weights/receivers", "workers", "Generators that took the step's version."),
     Metric("weights/failed", "workers", "Generators that failed to take the step's version.", COUNT),
     Metric("weights/rebuilds", "groups", "Broadcast groups built anew.", COUNT),
+    Metric(
+        "weights/staged",
+        "workers",
+        "Generators that took the version beside their engine's steps (weights.staged).",
+        COUNT,
+    ),
+    Metric("weights/staging_seconds", "s", "Seconds that this took beside the steps, mean over workers."),
 )
 
 _TELEMETRY = (

@@ -59,6 +59,7 @@ class GroupEnd:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._beside: torch.cuda.Stream | None = None
         self._receiver: Receiver | None = None
         self._staged: StagedVersion | None = None
 
@@ -87,7 +88,13 @@ class GroupEnd:
 
     def stage(self, update: WeightUpdate, *, check_memory: bool) -> bool:
         """Keep `update` apart, as `stage` does; whether it is."""
-        self._staged = stage(self._joined(update), update, self._device, check_memory=check_memory)
+        receiver = self._joined(update)
+        if self._device.type == "cuda" and self._beside is None:
+            import torch
+
+            self._beside = torch.cuda.Stream(self._device)
+        self._staged = None  # a version that was never loaded gives its memory to this one
+        self._staged = stage(receiver, update, self._device, check_memory=check_memory, stream=self._beside)
         return self._staged is not None
 
     def source_of(self, update: WeightUpdate) -> Callable[[Sink], None]:
@@ -105,16 +112,23 @@ class GroupEnd:
 
 
 def stage(
-    receiver: Receiver, update: WeightUpdate, device: torch.device, *, check_memory: bool = True
+    receiver: Receiver,
+    update: WeightUpdate,
+    device: torch.device,
+    *,
+    check_memory: bool = True,
+    stream: torch.cuda.Stream | None = None,
 ) -> StagedVersion | None:
     """Receive `update` in this thread, while another one computes on `device`; nothing is loaded.
 
     None where less than `FREE` times its size is free there (`check_memory`), or the memory cannot be had: nothing was
-    received then. Raises WeightTransferError as `Receiver.receive` does.
+    received then. `stream`: on a card, the one that does it, and from whose memory the version's comes; the same for all
+    versions, since what was freed on one stream is not given out on another. Raises WeightTransferError as
+    `Receiver.receive` does.
     """
     if check_memory and free_bytes(device) < FREE * update.nbytes:
         return None
-    with _beside(device):
+    with _beside(stream):
         staged = _empty(update, device)
         if staged is None:
             return None
@@ -155,14 +169,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
+def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """On a card: a stream of its own, so that nothing here waits for the engine's kernels; it is empty at the end."""
-    if device.type != "cuda":
+    if stream is None:
         yield
         return
     import torch
 
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.device(device), torch.cuda.stream(stream):
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
         stream.synchronize()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pods_cluster.generation.engine import Engine
-from pods_cluster.generation.engine_thread import EngineHangs, EngineThread
+from pods_cluster.generation.engine_thread import IDLE_SECONDS, EngineHangs, EngineThread
 from pods_cluster.generation.engines.paced.engine import PacedEngine
 from pods_cluster.generation.messages import GeneratorError
 from pods_cluster.types import GroupId, Rollout, RolloutRequest, SamplingParams
@@ -83,6 +84,24 @@ def test_a_command_that_hangs_is_named_to_those_behind_it(thread: EngineThread, 
             thread.call("receive", wait, 0.1, "weights.transfer_timeout")
         engine.gate.set()
         assert first.result(LONG) is True
+
+
+def test_the_thread_s_seconds_are_all_told(thread: EngineThread, engine: Gated) -> None:
+    began = time.perf_counter()
+    thread.call("receive", lambda _: time.sleep(0.05), LONG, SETTING)
+    submit(thread)
+    assert engine.stepping.wait(LONG)
+    time.sleep(0.05)  # its first step hangs so long
+    engine.gate.set()
+    thread.call("score", lambda _: time.sleep(0.05), LONG, SETTING)
+    while engine.in_flight or not thread.stats().finished:
+        thread.call("score", lambda _: None, LONG, SETTING)
+    thread.stop()
+    lasted, seconds = time.perf_counter() - began, thread.seconds()
+    assert min(seconds.weights, seconds.steps, seconds.between) >= 0.05
+    assert seconds.count >= 1
+    told = seconds.weights + seconds.steps + seconds.between + seconds.empty
+    assert lasted - 0.05 <= told <= lasted + IDLE_SECONDS + 0.5
 
 
 def test_what_a_command_raises_is_its_callers_alone(thread: EngineThread) -> None:

@@ -77,7 +77,9 @@ class TransformersEngine(WeightReceiving):
         self._end_ids = tuple(end_ids)
         self._stop_class(())
         self._stale = False
-        self._stats = dict.fromkeys(("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted"), 0)
+        self._stats = dict.fromkeys(
+            ("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted", "recomputed_tokens"), 0
+        )
         self._busy_seconds = 0.0
 
     # Requests.
@@ -229,6 +231,7 @@ class TransformersEngine(WeightReceiving):
 
     def _recompute(self) -> None:
         """Rebuild the cache of every row under the present weights: what was computed under older ones is stale."""
+        self._stats["recomputed_tokens"] += int(self._rows.length[: self._rows.count].sum())
         order = np.argsort(self._rows.length[: self._rows.count], kind="stable")
         start = 0
         while start < len(order):

@@ -74,7 +74,16 @@ class VllmEngine:
         self._weights = WorkerWeights(core, native=options.transfer == "native", loading=options.loading)
         self._gauges: Any = None
         self._counts = dict.fromkeys(
-            ("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted", "preemptions"), 0
+            (
+                "generated_tokens",
+                "prompt_tokens",
+                "aborted_tokens",
+                "finished",
+                "aborted",
+                "preemptions",
+                "recomputed_tokens",
+            ),
+            0,
         )
         self._busy_seconds = 0.0
         self._warned = (time.monotonic(), 0)
@@ -269,6 +278,8 @@ class VllmEngine:
         self._weights.receive(update)
         for running in self._by_id.values():
             running.updated(self.version, keep_cache=self._keep_cache)
+            if running.token_ids and not self._keep_cache:
+                self._counts["recomputed_tokens"] += len(running.request.prompt_ids) + len(running.token_ids)
         self._core.resume(keep_cache=self._keep_cache)
         self.version = update.version
         self.closed = False
