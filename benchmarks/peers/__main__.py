@@ -31,7 +31,7 @@ import yaml
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
 from benchmarks.peers import ours_arm
-from benchmarks.peers.arms import ARMS, Arm, Settings
+from benchmarks.peers.arms import ARMS, ONE_CARD, Arm, Settings
 from benchmarks.peers.card import CardWatch
 from benchmarks.peers.summary import WARM, ratios, render_table, summarize
 from pods_cluster.telemetry.jsonl import read_lines
@@ -50,8 +50,10 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--config", type=Path, default=CONFIG, help="of ours")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ONE_CARD, metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--seconds", type=float, help="seconds of steps, in place of each arm's own")
+    parser.add_argument("--deadline", type=float, help="seconds until an arm is ended, its start included")
+    parser.add_argument("--server", help="address of the vLLM server that arms in server mode generate with")
     parser.add_argument("--evaluate", type=int, help="steps between evaluations, in place of each arm's own; 0: none")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="more of the configuration of ours")
     parser.add_argument("--target", type=float, default=0.30, help="held-out greedy accuracy whose time is taken")
@@ -68,8 +70,11 @@ def main() -> None:
         prompts=options.prompts,
         max_tokens=options.max_tokens,
         device=options.device,
+        server=options.server,
         held_out=options.held_out,
     )
+    if (unserved := [name for name in options.arms if ARMS[name].serves]) and not options.server:
+        parser.error(f"--server: {', '.join(unserved)} generate with a vLLM server; README.md says how to start it")
     more = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in options.set)}
     result: dict[str, Any] = {
         "benchmark": "peers",
@@ -93,7 +98,7 @@ def main() -> None:
                 arm = replace(arm, evaluate=options.evaluate)
             if arm.peer == "ours":
                 arm = replace(arm, options=more | arm.options)
-            result["arms"].append(measure(arm, settings, options.config, work / name, options.target))
+            result["arms"].append(measure(arm, settings, options.config, work / name, options.target, options.deadline))
             result["times_trl"] = ratios(result["arms"])
             write_result(options.out, result)
             _tell(result["arms"][-1])
@@ -101,14 +106,16 @@ def main() -> None:
     print("TRL's seconds a step over ours, at the same n:", json.dumps(result["times_trl"]))
 
 
-def measure(arm: Arm, settings: Settings, config: Path, out: Path, target: float) -> dict[str, Any]:
+def measure(
+    arm: Arm, settings: Settings, config: Path, out: Path, target: float, deadline: float | None = None
+) -> dict[str, Any]:
     """Run one arm to its end or its deadline. Whatever steps it made count."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     began = time.time()
-    watch = CardWatch()
+    watch = CardWatch(every=arm.serves or arm.name not in ONE_CARD)
     try:
-        error = run_command(_command(arm, settings, config, out), out / "log.txt", arm.deadline())
+        error = run_command(_command(arm, settings, config, out), out / "log.txt", deadline or arm.deadline())
         ended = time.time()
     finally:
         watch.stop()

@@ -21,6 +21,8 @@ class Settings:
     learning_rate: float = 2e-6
     warmup_steps: int = 3
     seed: int = 1
+    server: str | None = None
+    """Address of the vLLM server that arms in TRL's server mode generate with; it has a card of its own."""
     device: str = "cuda"
     """`cpu`: without vLLM on both sides, to try the script out; its figures mean nothing."""
     held_out: int | None = None
@@ -46,6 +48,11 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
     """For ours: fields of the configuration. For TRL: fields of its GRPOConfig."""
 
+    @property
+    def serves(self) -> bool:
+        """Whether it generates with a vLLM server on another card."""
+        return self.options.get("vllm_mode") == "server"
+
     def deadline(self) -> float:
         """Seconds after which the arm is ended."""
         return START_SECONDS + 1.4 * self.seconds + (90.0 if self.evaluate else 0.0)
@@ -61,6 +68,17 @@ ONE_ENGINE = {
     "generator.engine_options.kv_cache_gb": 12,
 }
 """In place of the two engines of the configuration."""
+
+SERVER = {"vllm_mode": "server", "per_device_train_batch_size": 64, "vllm_server_timeout": 150.0}
+TWO_CARDS = {
+    "generator.workers": 3,
+    "generator.gpus_per_worker": 0.33,
+    "generator.max_sequences": 512,
+    "generator.engine_options.kv_cache_gb": 10,
+    "generator.engine_options.gpu_memory_utilization": 0.2,
+    "learner.gpus_per_worker": 1,
+}
+"""As in configs/gsm8k-2gpu.yaml: three engines share one card, the learner has the other."""
 
 # In the order of their worth, the two trainers in turn. TRL's micro-batch of 64 rollouts is the largest power of two that was
 # tried on 141 GB without checkpointing; its vLLM takes 0.3 of the card, as much cache as 1,024 rollouts of 1,024 tokens need.
@@ -85,7 +103,13 @@ ARMS: dict[str, Arm] = {
             60,
             options={"per_device_train_batch_size": 64, "vllm_importance_sampling_correction": False},
         ),
+        Arm("trl-16-server", "trl", 16, 16, 0, 75, options=SERVER),
+        Arm("trl-64-server", "trl", 64, 64, 0, 150, options=SERVER),
+        Arm("ours-16-k1-two-cards", "ours", 16, 16, 1, 75, options=TWO_CARDS),
+        Arm("ours-64-k3-two-cards", "ours", 64, 16, 3, 75, options=TWO_CARDS),
     )
 }
 """`trl-16-uncorrected` leaves out TRL's correction for vLLM's log-probabilities, and with it a forward pass over all
 rollouts; ours corrects in every arm."""
+ONE_CARD = tuple(name for name, arm in ARMS.items() if not arm.serves and "two-cards" not in name)
+"""Arms that run on one card."""

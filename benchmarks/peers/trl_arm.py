@@ -1,8 +1,9 @@
 """TRL's GRPO trainer for one arm, in a process of its own: `python -m benchmarks.peers.trl_arm ARM.json OUT`.
 
-The best of its documented settings for one card: vLLM colocated, Liger's layer kernels, its fused output layer (always on),
-no activation checkpointing, all of a batch's rollouts in one generation. The policy's weights are float32 and computed in
-bfloat16, since optimiser steps of 2e-6 vanish in bfloat16 weights; ours keep float32 master weights in the optimiser.
+The best of its documented settings: vLLM colocated (in server mode: a vLLM server with a card of its own), Liger's layer
+kernels, its fused output layer (always on), no activation checkpointing, all of a batch's rollouts in one generation. The
+policy's weights are float32 and computed in bfloat16, since optimiser steps of 2e-6 vanish in bfloat16 weights; ours keep
+float32 master weights in the optimiser.
 
 Writes OUT/steps.jsonl, one line a step as it ends, OUT/evals.jsonl, and OUT/end.json.
 """
@@ -54,14 +55,11 @@ def run(arm: Arm, settings: Settings, out: Path) -> None:
     micro = min(options.pop("per_device_train_batch_size", batch), batch)
     if batch % micro:
         raise SystemExit(f"{arm.name}: {micro} rollouts a micro-batch do not divide a step's {batch}")
-    vllm = {
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": 0.3,
-        "vllm_max_model_length": 1024,
-        "bf16": True,
-        "use_liger_kernel": True,
-    }
+    vllm: dict[str, Any] = {"use_vllm": True, "bf16": True, "use_liger_kernel": True}
+    if arm.serves:
+        vllm |= {"vllm_server_base_url": settings.server}
+    else:
+        vllm |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}
     config = GRPOConfig(
         output_dir=str(out / "trainer"),
         num_generations=arm.n,
@@ -123,6 +121,8 @@ def run(arm: Arm, settings: Settings, out: Path) -> None:
         engine.generate = clock.timed("generate", engine.generate)
         engine.sync_weights = clock.timed("publish", engine.sync_weights)
 
+    if arm.serves and arm.evaluate:
+        raise SystemExit(f"{arm.name}: held-out rows are not evaluated through a server; set --evaluate 0")
     rows = read_rows(Path(settings.data) / "test.jsonl", settings.held_out) if arm.evaluate else []
 
     def held_out() -> float:

@@ -61,6 +61,9 @@ def test_a_version_arrives_while_a_step_runs_and_counts_after_it(engine: Gated, 
     learner.sender.close()
     assert engine.version == 1
     assert engine.fingerprints() == {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
+    assert worker.staged == bool(staged)
+    assert (worker.staging_seconds > 0) == bool(staged)
+    assert worker._engine.seconds().weights > 0
     worker._engine.stop()
 
 
