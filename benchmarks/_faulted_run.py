@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import json
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 
+from benchmarks._run_processes import TITLES, ProcessWatch
 from pods_cluster.client.demo import CONFIG
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import drop_superseded
 from tests.warm_workers import Server
 
-TITLES = {
-    "generator": "ray::GeneratorWorker",
-    "learner": "ray::LearnerRank",
-    "selector": "ray::SelectorActor",
-    "controller": "ray::Controller",
-    "scorer": "scorer_main",
-    "gcs": "gcs_server",
-    "command": "pods_cluster.client.cli",
-}
-"""By what a process of each role is known: its title, or a part of its command line."""
-OTHER = "Ray"
 LOOK_SECONDS = 0.05
-SAMPLE_SECONDS = 5.0
-FIRST_SECONDS = 60.0
-"""Life of a process whose growth is not looked at, as it still takes in what it needs; where that is more, half its life."""
-SAMPLES = 6
-GONE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +39,6 @@ class Fault:
     def __str__(self) -> str:
         done = {"kill": "killed", "stop": "stopped", "end": "ended"}[self.does]
         return f"{'every ' if self.all else ''}{self.role} {done}"
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A process of the run: samples are (seconds since the start, bytes resident, open handles)."""
-
-    role: str
-    process: psutil.Process
-    samples: list[tuple[float, int, int]]
 
 
 class FaultedRun:
@@ -86,9 +59,7 @@ class FaultedRun:
         self._ends_at = None if minutes is None else self._began + 60 * minutes
         self.ended_early = False
         self.beside: list[FaultedRun] = []
-        self.watched: dict[int, _Watched] = {}
-        self.ports: set[int] = set()
-        self._sampled_at = 0.0
+        self.watch = ProcessWatch(self._family, lambda: self.seconds)
         self._steps: list[dict[str, Any]] = []
         self._offset = 0
         self.exit_codes: list[int] = []
@@ -186,7 +157,7 @@ class FaultedRun:
             if condition() and not self.ended_early:
                 return True
             for run in (self, *self.beside):
-                run.sample_when_due()
+                run.watch.sample_when_due()
             now = time.monotonic()
             if self._ends_at is not None and now > self._ends_at and not (self.ended_early or to_its_end):
                 self.ended_early = True
@@ -209,17 +180,9 @@ class FaultedRun:
                 if "timing_s/step" in record or "marker" in record:
                     self._steps.append(record)
 
-    # its processes
-
     def processes(self, title: str = "") -> list[psutil.Process]:
         """Processes of the run that have this in their title or their command line, the newest last."""
-        found = []
-        for process in self._family():
-            with suppress(psutil.Error):
-                self._watch(process)
-                if title in title_of(process):
-                    found.append((process.create_time(), process.pid, process))
-        return [process for *_, process in sorted(found, key=lambda each: each[:2])]
+        return self.watch.processes(title)
 
     def _family(self) -> list[psutil.Process]:
         """The command and all that descends from it, or was forked for it."""
@@ -231,85 +194,3 @@ class FaultedRun:
             with suppress(psutil.Error):
                 found += psutil.Process(self._warm.process.pid).children(recursive=True)
         return found
-
-    def _watch(self, process: psutil.Process) -> _Watched:
-        there = self.watched.get(process.pid)
-        if there is None or there.process != process:
-            there = self.watched[process.pid] = _Watched(OTHER, process, [])
-        if there.role == OTHER:  # Ray's worker gives itself the title of its actor when it gets one
-            there.role = _role(process)
-        return there
-
-    def sample_when_due(self) -> None:
-        """Sample each five seconds."""
-        if time.monotonic() - self._sampled_at >= SAMPLE_SECONDS:
-            self.sample()
-
-    def sample(self) -> None:
-        """Note every process of the run, its memory and handles, and the ports at which it listens."""
-        self._sampled_at = time.monotonic()
-        for process in self.processes():
-            with suppress(psutil.Error):
-                sample = (self.seconds, process.memory_info().rss, process.num_fds())
-                self._watch(process).samples.append(sample)
-                self.ports |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
-
-    def growth(self) -> dict[str, dict[str, float]]:
-        """By role: MiB and handles an hour by which its processes grew, median and largest, of those that lived long."""
-        slopes: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-        for watched in self.watched.values():
-            if not watched.samples:
-                continue
-            first, last = watched.samples[0][0], watched.samples[-1][0]
-            late = [each for each in watched.samples if each[0] - first >= max(FIRST_SECONDS, (last - first) / 2)]
-            if len(late) >= SAMPLES:
-                at, size, handles = np.array(late, dtype=float).T
-                hours = at / 3600
-                each = (np.polyfit(hours, size / 2**20, 1)[0], np.polyfit(hours, handles, 1)[0], at[-1] - at[0])
-                slopes[watched.role].append((float(each[0]), float(each[1]), float(each[2])))
-        return {role: _grown(each) for role, each in sorted(slopes.items())}
-
-    def leftovers(self) -> list[str]:
-        """Processes of the run that are there after its end."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while (left := [each.process for each in self.watched.values() if lives(each.process)]) and (
-            time.monotonic() < deadline
-        ):
-            time.sleep(0.5)
-        return [title_of(process) for process in left]
-
-    def ports_left(self) -> list[int]:
-        """Ports at which the run listened and a process of it still does."""
-        there = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr]
-        ours = {pid for pid, watched in self.watched.items() if lives(watched.process)}
-        return sorted(self.ports & {getattr(each.laddr, "port", 0) for each in there if each.pid in ours})
-
-
-def _grown(slopes: Sequence[tuple[float, float, float]]) -> dict[str, float]:
-    memory, handles, seconds = zip(*slopes, strict=True)
-    return {
-        "processes": len(slopes),
-        "longest_s": max(seconds),
-        "mib_per_hour": statistics.median(memory),
-        "largest_mib_per_hour": max(memory),
-        "handles_per_hour": statistics.median(handles),
-    }
-
-
-def title_of(process: psutil.Process) -> str:
-    """A process's command line, or the title that it gave itself."""
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return "gone"
-
-
-def _role(process: psutil.Process) -> str:
-    title = title_of(process)
-    return next((role for role, part in TITLES.items() if part in title), OTHER)
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether the process is there and not a zombie."""
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False

@@ -28,10 +28,15 @@ import torch
 from torch import Tensor
 
 from benchmarks._machine import machine
+from benchmarks._model_shapes import SHAPES
 from benchmarks._result_file import write_result
 
 RESULT = Path(__file__).parent / "results" / "agreement_parts.json"
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, THETA, EPSILON, STD = 2048, 11008, 16, 2, 128, 151936, 1e6, 1e-6, 0.02
+SHAPE = SHAPES["3b"]
+HIDDEN, INNER = SHAPE["hidden_size"], SHAPE["intermediate_size"]
+HEADS, KV_HEADS = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
+HEAD = HIDDEN // HEADS
+THETA, EPSILON, STD = 1e6, 1e-6, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class Ways:
         return rounded(x + self.product(inner, weights["down"], on["products"]), on["residual"])
 
 
-SHAPES = {
+LAYER = {
     "q": (HEADS * HEAD, HIDDEN),
     "k": (KV_HEADS * HEAD, HIDDEN),
     "v": (KV_HEADS * HEAD, HIDDEN),
@@ -149,7 +154,7 @@ SHAPES = {
 def layer_weights(layer: int) -> dict[str, Tensor]:
     """Random weights of one layer, bfloat16 values as float32; the same for the same layer."""
     random = torch.Generator().manual_seed(1000 + layer)
-    return {name: _normal(shape, random) for name, shape in SHAPES.items()}
+    return {name: _normal(shape, random) for name, shape in LAYER.items()}
 
 
 def _normal(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
@@ -157,7 +162,7 @@ def _normal(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
 
 
 def embedding() -> Tensor:
-    return _normal((VOCABULARY, HIDDEN), torch.Generator().manual_seed(1))
+    return _normal((SHAPE["vocab_size"], HIDDEN), torch.Generator().manual_seed(1))
 
 
 def rotation(tokens: int) -> tuple[Tensor, Tensor]:
@@ -173,7 +178,7 @@ def differences(layers: int, tokens: int, ways: tuple[Way, ...] = WAYS) -> tuple
     result holds the log-probabilities of the sampled tokens, [ways, tokens]."""
     together, table = Ways(ways), embedding()
     random = torch.Generator().manual_seed(2)
-    ids = torch.randint(0, VOCABULARY, (tokens,), generator=random)
+    ids = torch.randint(0, SHAPE["vocab_size"], (tokens,), generator=random)
     cosine, sine = rotation(tokens)
     x = table[ids].expand(len(ways), -1, -1).clone()
     for layer in range(layers):
@@ -202,13 +207,9 @@ def check(layers: int, tokens: int) -> dict[str, float]:
     """Relative error of the last hidden state against float32: transformers' own model in bfloat16, and its emulation."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    sizes: dict[str, Any] = SHAPE | {"num_hidden_layers": layers, "vocab_size": 1024}
     config = Qwen2Config(
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        vocab_size=1024,
+        **sizes,
         max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         rms_norm_eps=EPSILON,

@@ -104,7 +104,7 @@ async def one_seed(
     pools, learners = Pools(first), LearnerGroup(first)
     try:
         await asyncio.gather(pools.start(first.generator.workers), learners.start())
-        publisher = start_broadcaster(first, learners)
+        publisher = start_broadcaster(first, learners, pools.pool)
         held_out = load_eval(first, load_tokenizer(first.model, light=True)) if first.run.eval.every else []
         with tempfile.TemporaryDirectory(prefix="pods-arms-") as folder:
             start = Path(folder) / "start"

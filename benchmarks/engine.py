@@ -1,7 +1,7 @@
 """Tokens per second of one generator card, arm by arm: what host work can be spared, how near the bound it is.
 
-    python benchmarks/engine.py --shape 0.5b --in-flight 1024 --max-tokens 256 --arms llm,core,core-logprobs,four
-    python benchmarks/engine.py --list
+    python -m benchmarks.engine --shape 0.5b --in-flight 1024 --max-tokens 256 --arms llm,core,core-logprobs,four
+    python -m benchmarks.engine --list
 
 Each arm runs in processes of its own with a time limit, and its result is appended to `--out` (JSON lines) as soon as
 it is there, so a run that is cut off keeps what it had. Without `--model` the weights are random, of Qwen2.5's
@@ -28,8 +28,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from _machine import machine
-from engine_arms import ARMS, QWEN, SHAPES, Arm
+from benchmarks._machine import machine
+from benchmarks._model_shapes import SHAPES
+from benchmarks.engine_arms import ARMS, QWEN, Arm
 
 
 def main() -> None:
@@ -112,7 +113,10 @@ def parse() -> argparse.Namespace:
 
 def write_config(shape: str, folder: Path) -> str:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(QWEN | SHAPES[shape], indent=2))
+    config = QWEN | SHAPES[shape]
+    if config["vocab_size"] < QWEN["eos_token_id"]:
+        config |= {"bos_token_id": 1, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     return str(folder)
 
 
@@ -193,7 +197,7 @@ def run_arm(
         path = folder / f"plan{number}.json"
         path.write_text(json.dumps(plan))
         log = (folder / f"log{number}.txt").open("w")
-        command = [sys.executable, str(Path(__file__).with_name("engine_child.py").resolve()), str(path)]
+        command = [sys.executable, "-m", "benchmarks.engine_child", str(path)]
         children.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
     try:
         rounds = len(arguments.group_sizes) * arguments.repeats

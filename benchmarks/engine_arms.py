@@ -1,4 +1,4 @@
-"""What `engine.py` measures: models' shapes and arms."""
+"""The arms of `engine.py`, and what its models' configurations share."""
 
 from __future__ import annotations
 
@@ -16,35 +16,8 @@ QWEN = {
     "use_sliding_window": False,
     "bos_token_id": 151643,
     "eos_token_id": 151643,
-    "vocab_size": 151936,
     "torch_dtype": "bfloat16",
     "initializer_range": 0.02,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.5b": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "3b": {
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-    },
-    "tiny": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "vocab_size": 512,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
 }
 
 

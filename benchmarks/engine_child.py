@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from engine_arms import Arm
+from benchmarks.engine_arms import Arm
 
 
 def child(plan: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Engine:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
     def profile(self) -> dict[str, Any] | None:
-        from engine_profile import profile
+        from benchmarks.engine_profile import profile
 
         if self._engine._core.process:
             return None

@@ -31,6 +31,7 @@ import ray
 
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
+from benchmarks._run_processes import title_of
 from benchmarks.paced import PacedLearners, PacedPublisher, Pools, Records, make_files, paced_config
 from benchmarks.scale_inputs import EngineSpeed, Parts, Workload, uniform
 from benchmarks.scale_model import simulate
@@ -151,8 +152,8 @@ def cpu_seconds() -> dict[str, float]:
     """CPU seconds by kind of process so far: the controller's loop runs in this one."""
     found = {"controller": time.process_time()}
     for process in psutil.Process().children(recursive=True):
+        title = title_of(process)
         try:
-            title = " ".join(process.cmdline()) or process.name()
             times = process.cpu_times()
         except psutil.Error:
             continue

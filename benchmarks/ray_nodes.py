@@ -13,9 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from benchmarks._run_processes import role_of
 from benchmarks.hosts import Host, HostNetwork
 from benchmarks.node_network import NodeNetwork, usable
 from benchmarks.node_processes import ProcessNetwork
@@ -29,12 +33,8 @@ DRAIN_SECONDS = 20.0
 """Time that a node has after SIGTERM."""
 STARTED = "Ray runtime started."
 """What `ray start` prints once its node belongs to the cluster."""
-TITLES = {
-    "Controller": "controller",
-    "SelectorActor": "selector",
-    "GeneratorWorker": "generator",
-    "LearnerRank": "learner",
-}
+ACTORS = ("controller", "selector", "generator", "learner")
+"""Roles of a run's processes whose places are told."""
 
 
 def hosts_of_this_system(processes: bool | None = None) -> HostNetwork:
@@ -189,20 +189,14 @@ class SubmittedRun:
         return status["live"]["workers"]
 
     def places(self) -> dict[str, list[str]]:
-        """Hosts of the cluster's live actors of a run, by role; they are known by their titles."""
+        """Hosts of the cluster's live actors of a run, by role."""
         found: dict[str, list[str]] = {}
         for host in self.nodes.network.hosts.values():
             for pid in host.processes():
-                if (role := TITLES.get(_title(pid).removeprefix("ray::").partition(".")[0].strip())) is not None:
-                    found.setdefault(role, []).append(host.name)
+                with suppress(psutil.NoSuchProcess):
+                    if (role := role_of(psutil.Process(pid))) in ACTORS:
+                        found.setdefault(role, []).append(host.name)
         return {role: sorted(hosts) for role, hosts in found.items()}
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").strip("\0 ")
-    except OSError:  # it has ended
-        return ""
 
 
 def _lines(path: Path) -> Sequence[dict[str, Any]]:

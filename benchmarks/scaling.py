@@ -35,6 +35,7 @@ from pods_cluster.quickstart.task import make_splits, write_jsonl
 from pods_cluster.quickstart.tiny_model import ModelSize, build_model
 from pods_cluster.run.run_actors import start_controller
 from pods_cluster.run.status import LiveStatus
+from pods_cluster.telemetry.figure import BLUE, GREEN, INK, ORANGE, STYLE
 from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
@@ -175,37 +176,34 @@ def effects(records: list[dict[str, Any]], changes: list[dict[str, Any]]) -> lis
 def draw(records: list[dict[str, Any]], path: Path, title: str) -> None:
     """Rate, step time and loss over time, with the sizes of the pools behind them."""
     import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     times = [r["elapsed"] for r in records]
-    figure, axes = plt.subplots(4, 1, figsize=(9, 8.5), sharex=True, height_ratios=[1, 2, 2, 2])
-    axes[0].step(times, [r["generator/workers"] for r in records], where="post", label="generators")
-    axes[0].step(times, [r["learner/workers"] for r in records], where="post", label="learner ranks")
-    axes[0].set_ylim(0, 4)
-    axes[0].legend(loc="upper left", ncols=2, frameon=False)
     # With staleness 1 two steps' groups end together: a rate is one of the four steps up to its point.
     spans = [(records[max(0, end - 4)], records[max(0, end - 4) + 1 : end + 1]) for end in range(1, len(records))]
     rates = [sum(r["tokens/sampled"] for r in span) / (span[-1]["elapsed"] - start["elapsed"]) for start, span in spans]
-    axes[1].plot(times[1:], rates, marker=".", color="tab:green")
-    axes[1].set_ylabel("tokens sampled / s\n(over four steps)")
-    axes[2].plot(times, [r["timing_s/step"] for r in records], marker=".", color="tab:purple", label="step")
-    axes[2].plot(
-        times, [r.get("timing_s/scale", 0.0) for r in records], color="tab:red", label="of that: changing pools"
-    )
-    axes[2].set_ylabel("seconds")
-    axes[2].legend(frameon=False)
-    axes[3].plot(times, [r["loss"] for r in records], marker=".", color="tab:blue")
-    axes[3].set_ylabel("loss")
-    axes[3].set_xlabel("seconds")
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.3)
-    axes[0].set_title(title, loc="left")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=(9, 8.5), layout="constrained")
+        sizes, rate, seconds, loss = figure.subplots(4, 1, sharex=True, height_ratios=[1, 2, 2, 2])
+        for pool, color, label in (("generator", BLUE, "generators"), ("learner", ORANGE, "learner ranks")):
+            sizes.step(times, [r[f"{pool}/workers"] for r in records], where="post", color=color, label=label)
+        sizes.set_ylim(0, 1.5 * max(max(r["generator/workers"], r["learner/workers"]) for r in records))
+        sizes.yaxis.get_major_locator().set_params(integer=True)
+        sizes.legend(loc="upper left", ncols=2)
+        rate.plot(times[1:], rates, marker=".", color=GREEN)
+        rate.set_ylabel("tokens sampled / s\n(over four steps)")
+        seconds.plot(times, [r["timing_s/step"] for r in records], marker=".", color=BLUE, label="step")
+        changing = [r.get("timing_s/scale", 0.0) for r in records]
+        seconds.plot(times, changing, color=ORANGE, label="of that: changing pools")
+        seconds.set_ylabel("seconds a step")
+        seconds.legend()
+        loss.plot(times, [r["loss"] for r in records], marker=".", color=BLUE)
+        loss.set_ylabel("loss")
+        loss.set_xlabel("seconds")
+        figure.align_ylabels()
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110)
 
 
 def main() -> None:

@@ -17,22 +17,19 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from benchmarks._faulted_run import Fault, FaultedRun
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
+from benchmarks._run_processes import of_others, shared_memory_left
 from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
@@ -158,14 +155,14 @@ class Soak:
             "faults_by_kind": _by_kind(self.faults),
             "accuracy": {"soak": _accuracy(run.folder)}
             | {each.folder.path.name: _accuracy(each.folder) for each in self.baselines},
-            "growth": run.growth(),
-            "growth_without_faults": self.baselines[0].growth() if self.baselines else {},
+            "growth": run.watch.growth(),
+            "growth_without_faults": self.baselines[0].watch.growth() if self.baselines else {},
         }
         if over:
             everyone = (run, *self.baselines)
-            result["processes_left"] = [title for each in everyone for title in each.leftovers()]
-            result["ports_left"] = [port for each in everyone for port in each.ports_left()]
-            ours = {pid for each in everyone for pid in each.watched}
+            result["processes_left"] = [title for each in everyone for title in each.watch.leftovers()]
+            result["ports_left"] = [port for each in everyone for port in each.watch.ports_left()]
+            ours = {pid for each in everyone for pid in each.watch.watched}
             result["shared_memory_left"] = [
                 name for name in shared_memory_left(self._shared) if not of_others(name, ours)
             ]
@@ -199,27 +196,6 @@ def soak(
     result = about | found.result(over=True)
     tell(result)
     return result
-
-
-def shared_memory_left(before: set[str]) -> list[str]:
-    """Shared memory that is new since `before` and that no process has open or mapped: nobody will remove it."""
-    new = set(os.listdir("/dev/shm")) - before
-    used: set[str] = set()
-    for process in psutil.process_iter() if new else ():
-        with suppress(psutil.Error, OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            used |= {name for name in new if f"/dev/shm/{name}" in maps}
-            used |= new & {Path(file.path).name for file in process.open_files() if file.path.startswith("/dev/shm/")}
-    return sorted(new - used)
-
-
-def of_others(name: str, ours: set[int]) -> bool:
-    """Whether shared memory has the id of a process in its name, as torch and CUDA write it, that none of `ours` had."""
-    if named := re.match(r"torch_(\d+)_", name):
-        return int(named[1]) not in ours
-    if named := re.match(r"cuda\.shm\.\d+\.([0-9a-f]+)\.", name):
-        return int(named[1], 16) not in ours
-    return False
 
 
 def _by_kind(faults: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

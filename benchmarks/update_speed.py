@@ -34,6 +34,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks._groups import make_groups
 from benchmarks._machine import machine
+from benchmarks._model_shapes import SHAPES
 from benchmarks._result_file import write_result
 from pods_cluster.config import build_config
 from pods_cluster.learning import process_group
@@ -42,11 +43,6 @@ from pods_cluster.learning.trainer import Trainer
 
 LONGEST = 512
 _MARK = "RESULT "
-SHAPES = {  # hidden, intermediate, layers, heads, heads of keys and values, vocabulary
-    "tiny": (64, 128, 2, 4, 2, 512),
-    "0.5b": (896, 4864, 24, 14, 2, 151936),
-    "3b": (2048, 11008, 36, 16, 2, 151936),
-}
 ARMS: dict[str, dict[str, Any]] = {
     "reference": {"kernels": "plain", "packing": "off"},
     "packed": {"kernels": "plain", "packing": "on"},
@@ -124,15 +120,9 @@ def _save_model(folder: Path, shape: str) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
     with torch.device(device):
-        hidden, intermediate, layers, heads, kv_heads, vocabulary = SHAPES[shape]
         model = Qwen2ForCausalLM(
             Qwen2Config(
-                hidden_size=hidden,
-                intermediate_size=intermediate,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                num_key_value_heads=kv_heads,
-                vocab_size=vocabulary,
+                **SHAPES[shape],
                 tie_word_embeddings=True,
                 max_position_embeddings=32768,
             )
@@ -184,7 +174,7 @@ def _measure(folder: Path, arm: str, budget: int, options: argparse.Namespace) -
     everyone, kept, rollouts = make_groups(
         options.groups,
         np.random.default_rng(0),
-        vocabulary=SHAPES[options.shape][-1],
+        vocabulary=SHAPES[options.shape]["vocab_size"],
         prompt_tokens=options.prompt,
         longest=LONGEST,
         lognormal=True,

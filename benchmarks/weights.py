@@ -25,6 +25,7 @@ from typing import Any
 import ray
 
 from benchmarks._machine import machine
+from benchmarks._model_shapes import SHAPES
 from benchmarks._result_file import write_result
 from pods_cluster.config import Config, build_config
 from pods_cluster.generation.messages import Portion
@@ -33,17 +34,6 @@ from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.types import GroupId, Prompt
 from pods_cluster.weights.broadcast import Broadcaster
 from pods_cluster.weights.fingerprint import difference
-
-SHAPES = {
-    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-             "num_key_value_heads": 2, "vocab_size": 151936},
-    "3b": {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
-           "num_key_value_heads": 2, "vocab_size": 151936},
-    "26m": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-            "num_key_value_heads": 2, "vocab_size": 4096},
-    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
-             "num_key_value_heads": 1, "vocab_size": 512},
-}  # fmt: skip
 
 
 def link_speed() -> float | None:
@@ -78,9 +68,8 @@ def make_model(shape: str, folder: Path, gpu: bool) -> None:
     from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 
     tokenizer: Any = build_tokenizer()
-    sizes: dict[str, Any] = SHAPES[shape]
     config = Qwen2Config(
-        **sizes,
+        **SHAPES[shape],
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,

@@ -205,7 +205,7 @@ class Selection:
     group_valid: int
     settled: bool = False
     weights: Float64[np.ndarray, " kept"] | None = None
-    """What each rollout counts in the loss beside the others of its group, where the rule weights; None: all alike."""
+    """Weight of each rollout in the loss beside the others of its group, where the rule weights; None: all alike."""
     environment_tokens: Int32[np.ndarray, " kept"] | None = None
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ class TrainResult:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """The same as a data frame: one row a step (the index), one column a metric, NaN where a step has none.
+        """The metrics as a data frame: one row a step (the index), one column a metric, NaN where a step has none.
 
         Raises ImportError where pandas is not installed.
         """

@@ -83,7 +83,7 @@ class CheckResult:
     tried: str | None = None
     """The completion that the rewards were tried on."""
     played: str | None = None
-    """What the environment answers to it."""
+    """The environment's answer to it."""
 
 
 def check(config: Config, *, offline: bool = False, rewards: bool = True, seconds: float = SECONDS) -> CheckResult:

@@ -1,4 +1,4 @@
-"""What a shell completes at the Tab key: fields of the configuration, and runs of the folder `runs`."""
+"""Completions of a shell at the Tab key: fields of the configuration, and runs of the folder `runs`."""
 
 from __future__ import annotations
 

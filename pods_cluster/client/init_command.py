@@ -17,12 +17,12 @@ from rich.console import Console
 from pods_cluster.config import ConfigError, build_config
 
 SHARE = Path("share") / "pods-cluster" / "configs"
-"""Where an installed package has the configurations of the repository, below the environment's folder."""
+"""Folder of the shipped configurations of an installed package, below the environment's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a configuration is written from. `prompt` and `answer` are columns; `gpus` are the cards of both pools."""
+    """The answers that make a configuration. `prompt` and `answer` are columns; `gpus` are the cards of both pools."""
 
     model: str
     data: str

@@ -1,4 +1,4 @@
-"""What a run whose controller is gone leaves to its driver: its actors, its folder, and to say how it ended."""
+"""The end of a run whose controller is gone, made by its driver: its actors, its folder, and how it ended."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _memory(config: Config, card: float, learner: float | None, measured: list[S
 
 
 def _in_flight(config: Config) -> str:
-    """What fills the engines, and what `staleness` lets out."""
+    """A line on how many groups fill the engines, and how many `staleness` lets out."""
     generator, k = config.generator, config.staleness
     filled = generator.places_per_worker(generator.workers) * generator.workers
     out = (k + 1) * config.rollouts_per_step

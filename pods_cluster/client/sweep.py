@@ -25,7 +25,7 @@ from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.settings import differing
 
 SWEEP_FILE = "sweep.yaml"
-"""What `pods compare` reads of a sweep, in the sweep's folder."""
+"""The file in a sweep's folder from which `pods compare` knows its arms."""
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 900.0
 """How long stopping runs may take to save their states before they are killed."""
@@ -217,7 +217,7 @@ def config_of(run: SweepRun) -> Path:
 
 
 def log_of(run: SweepRun) -> Path:
-    """What `pods train` says of a run."""
+    """The file with the output of a run's `pods train`."""
     return run_folder(run.config.run.dir) / "logs" / f"{run.name}.log"
 
 

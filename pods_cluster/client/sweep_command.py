@@ -70,7 +70,7 @@ def sweep(
 
 
 def notes(loaded: Sweep) -> list[str]:
-    """What makes arms less comparable than they look."""
+    """Warnings of settings that make arms less comparable than they look."""
     runs = [runs[0] for runs in loaded.arms.values()]
     found = []
     if any(run.config.selector.no_signal == "replace" for run in runs):

@@ -63,7 +63,7 @@ class LoraConfig(Section):
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter, or all linear layers."""
     send: Literal["auto", "adapter", "merged"] = "auto"
-    """What is sent to the generators: the `adapter` alone, which they merge into the weights of `model.path`, or the
+    """Weights that are sent to the generators: the `adapter` alone, which they merge into the weights of `model.path`, or the
     whole model with the adapter `merged`. `auto`: the adapter where the engine can take it (not `paced`, and not vLLM
     with `engine_options.transfer: native`)."""
 
@@ -91,7 +91,7 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
     warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
-    """The same as a share of `run.steps`, in place of `warmup_steps`."""
+    """Warm-up as a share of `run.steps`, in place of `warmup_steps`."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay; not applied to norms and biases."""
     betas: tuple[float, float] = (0.9, 0.999)

@@ -56,7 +56,7 @@ class MixedDataConfig(Section):
     """A further dataset that is trained on, beside that of `data.path`."""
 
     path: str = Field(min_length=1)
-    """As `data.path`."""
+    """Dataset of this part: a file, a folder or a hub name, as in `data.path`."""
     name: str | None = Field(default=None, min_length=1)
     """Subset (configuration) of a hub dataset."""
     split: str = Field(default="train", min_length=1)
@@ -74,7 +74,7 @@ class MixedDataConfig(Section):
 
 
 class CurriculumConfig(Section):
-    """How often prompts come, by how often they were solved before."""
+    """Curriculum: how often a prompt comes depends on how often it was solved before."""
 
     target: float = Field(default=0.5, gt=0, lt=1)
     """The pass rate at which a prompt comes in each epoch."""

@@ -99,7 +99,7 @@ class GeneratorConfig(Section):
 
     @property
     def cuts(self) -> dict[str, float]:
-        """Those of top_p, top_k and min_p that leave tokens out of the distribution that is sampled from."""
+        """The settings among top_p, top_k and min_p that leave tokens out of the sampled distribution."""
         everything = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
         return {name: getattr(self, name) for name, value in everything.items() if getattr(self, name) != value}
 

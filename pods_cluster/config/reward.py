@@ -44,12 +44,12 @@ class RewardConfig(Section):
     """Lowest and highest value of a user function; built-in rewards declare theirs. A value outside counts as a
     failure."""
     none: Literal["missing", "skip"] = "missing"
-    """What None from the function means: the reward is missing and the rollout is excluded (`missing`), or it does not
+    """Meaning of None from the function: the reward is missing and the rollout is excluded (`missing`), or it does not
     apply and is left out of the sum (`skip`)."""
     batch: int = Field(default=1, ge=1)
     """Most completions in one call of a user's function; with 1 each is scored as soon as it ends."""
     completions: Literal["auto", "text", "messages"] = "auto"
-    """What a TRL function gets: texts, chat messages, or (`auto`) messages where the prompt is a chat."""
+    """Form in which a TRL function gets completions: texts, chat messages, or (`auto`) messages where the prompt is a chat."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the reward."""
     code: str | None = Field(default=None, min_length=1)

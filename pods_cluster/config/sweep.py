@@ -71,7 +71,7 @@ class SweepConfig(Section):
     baseline: str | None = None
     """The arm that others are compared with; left out: `grpo-ga` of `three_arms`, else the first."""
     metric: str = "eval/greedy_accuracy"
-    """What is compared."""
+    """The metric in which arms are compared."""
     target: float | None = None
     """The value to reach, named before the runs; left out: `gain` or `share`."""
     gain: float | None = Field(default=None, gt=0)

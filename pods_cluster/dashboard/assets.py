@@ -22,7 +22,7 @@ class Asset(NamedTuple):
 
     body: bytes
     packed: bytes
-    """The same, compressed with gzip."""
+    """Its bytes, compressed with gzip."""
     etag: str
     media_type: str
     cache: str

@@ -17,14 +17,14 @@ from pods_cluster.telemetry.settings import differing
 STEPS = 10
 """Steps over which a reward is averaged: one step's is mostly noise."""
 RESAMPLES = 1000
-"""Of the interval over seeds: the page asks again while runs go on."""
+"""Bootstrap resamples of an interval over seeds; few, as the page asks again while runs go on."""
 ACCURACIES = ("eval/greedy_accuracy", "eval/sampled_accuracy")
 _SIZES = ("generator/workers", "learner/workers")
 _SUMMED = ("timing_s/step", "rollouts/generated", "tokens/sampled")
 
 
 def figures(view: RunView) -> comparison_schemas.Figures:
-    """What a run came to, from the steps that are read so far."""
+    """Final and best values of a run, from the steps that are read so far."""
     config = view.config()[1]
     with view.lock:
         columns = view.history.columns

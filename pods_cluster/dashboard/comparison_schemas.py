@@ -11,8 +11,8 @@ from pods_cluster.dashboard.schemas import Number
 
 
 class Figures(BaseModel):
-    """What a run came to. Final values are means over the last ten steps that have them, best ones over any ten in a row;
-    accuracies are single evaluations.
+    """Final and best values of a run. Final ones are means over the last ten steps that have them, best ones over any ten in a
+    row; accuracies are single evaluations.
     """
 
     run: str

@@ -36,7 +36,7 @@ def anchor(title: str) -> str:
 
 
 def _own_links(tokens: list[Token]) -> list[Token]:
-    """The same without links to other pages of the documentation, which are not served: their texts stay."""
+    """Tokens without links to other pages of the documentation, which are not served: their texts stay."""
     kept: list[Token] = []
     inside = False
     for token in tokens:

@@ -99,7 +99,7 @@ class History:
         return rates
 
     def health(self) -> HealthReport | None:
-        """What the health rules say of the newest steps; None before the first, and while only a sample is known."""
+        """The health rules' report on the newest steps; None before the first, and while only a sample is known."""
         if self._preview is not None:
             return None
         if self._health[0] != self.revision:

@@ -62,7 +62,7 @@ class Nonfinite(BaseModel):
 
 
 class Finding(BaseModel):
-    """What a rule of the run's health found."""
+    """A finding of one of the health rules."""
 
     rule: str
     level: Literal["info", "warning", "error"]
@@ -72,7 +72,7 @@ class Finding(BaseModel):
 
 
 class RunHealth(BaseModel):
-    """What the health rules say of the newest ten steps, as `pods status` does."""
+    """The health rules' report on the newest ten steps, as in `pods status`."""
 
     line: str = Field(description="The worst finding and what to do about it, or that the run is healthy.")
     level: Literal["info", "warning", "error"]

@@ -141,7 +141,7 @@ class StreamedRows:
         return block_order(seed, epoch, len(self), self.block)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells these rows from others: their number, the columns, and the names, sizes and first rows of the files."""
+        """Tell these rows from others: by their number, the columns, and the names, sizes and first rows of the files."""
         digest = hashlib.sha256()
         for file in self.files:
             digest.update(f"{Path(file.path).name} {file.rows}\n".encode())
@@ -213,7 +213,7 @@ def _open(path: str) -> Any:
 
 
 def _line_starts(path: str) -> tuple[Int64[np.ndarray, " rows"], int]:
-    """Where the lines of a file begin that are not blank, and where the file ends, in bytes."""
+    """Offsets (bytes) at which a file's lines begin, blank ones left out, and its end."""
     starts: list[Int64[np.ndarray, " lines"]] = []
     position, begin, blank_so_far = 0, 0, True
     with _open(path) as file:

@@ -1,4 +1,4 @@
-"""What a run asks of its environment before any rollout: its tools, its role, and the prompts of rows, if it makes them."""
+"""A run's questions to its environment before any rollout: its tools, its role, and the prompts of rows, if it makes them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 Message = dict[str, Any]
 """A chat message: `role`, `content`, and what else the chat template reads (`name`, `tool_call_id`)."""
 Answer = str | Message | list[Message] | None
-"""What `step` returns: a text, messages, or None, which ends the rollout."""
+"""Return value of `step`: a text, messages, or None, which ends the rollout."""
 
 
 class Environment:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 REMEMBERED = 1_000_000
 """Rows whose lengths are remembered; the oldest are forgotten first."""
 MEMORY = 0.98
-"""What a group leaves of the mean over all rows."""
+"""Decay of the mean over all rows with each further group."""
 
 
 class ExpectedLengths:

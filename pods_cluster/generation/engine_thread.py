@@ -23,7 +23,7 @@ WEIGHT_COMMANDS = frozenset({"connect", "receive", "fingerprints", "adopt_versio
 """Names of the commands whose time is that of new weights."""
 WINDOW_SECONDS = 1.0
 LONG_WINDOWS = 8
-"""So many windows make the span over which a rate counts as kept up."""
+"""Windows in the span over which a rate counts as kept up."""
 
 
 class EngineHangs(GeneratorError):
@@ -243,7 +243,7 @@ class RateMeter:
 
 
 class EngineCalls:
-    """What the calls of a worker to its engine's thread have in common."""
+    """Base of a worker's calls to its engine's thread."""
 
     config: Config
     _engine: EngineThread

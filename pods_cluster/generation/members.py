@@ -86,7 +86,7 @@ class PoolMembers:
         self._gone = 0  # workers that died or hung, in whose place none serves yet
         self._replaced = 0
         self.scoring = ScoringTotals()
-        """What all scorers of the pool have done since its start."""
+        """Totals of all scorers of the pool since its start."""
 
     @property
     def workers(self) -> dict[str, Any]:

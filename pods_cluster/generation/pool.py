@@ -30,7 +30,7 @@ BEGIN_AGAIN_SECONDS = 20.0
 """Time in which engines and scorers end rollouts that were given up, when a run goes on from another state."""
 
 WHOLE_GROUPS = 4
-"""So many groups in flight for each worker keep all workers about equally busy without being divided."""
+"""Groups in flight a worker from which all workers are about equally busy without groups being divided."""
 
 
 class GeneratorPool(PoolCalls):

@@ -85,7 +85,7 @@ class StopStringsByRequest:
         self._known: dict[tuple[str, ...], StopStrings] = {}
 
     def of(self, strings: tuple[str, ...]) -> StopStrings | None:
-        """Those of a request's `stop_strings`; None where it has none. Raises ValueError without a tokenizer."""
+        """The matcher of a request's `stop_strings`; None where it has none. Raises ValueError without a tokenizer."""
         if not strings:
             return None
         if strings not in self._known:

@@ -37,7 +37,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What the turns of a rollout came to: the text of the last one, all of them as messages, the environment's reward; or
+    """The outcome of a rollout's turns: the text of the last one, all of them as messages, the environment's reward; or
     its failure."""
 
     text: str = ""
@@ -87,7 +87,7 @@ class Turns:
         self._playing: dict[str, _Playing] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
-        """Of rollouts that have ended, by the names of `generation.pool_stats`."""
+        """Counts over the rollouts that have ended, by the names of `generation.pool_stats`."""
         speaker = list(scorers.output.rewards).index(ENVIRONMENT)
         self._host = EnvironmentHost(self._settings, config.scoring.load_timeout, scorers.output, speaker)
 
@@ -151,7 +151,7 @@ class Turns:
             self._end(playing, rollout, played)
 
     async def _answer(self, playing: _Playing, rollout: Rollout, turn: Rollout) -> Played | None:
-        """What the rollout came to where this turn was its last; else None, and the next turn is asked for."""
+        """The rollout's outcome if this turn was its last; else None, and the next turn is asked for."""
         (text,) = self._text.of([turn])
         playing.said.append({"role": "assistant", "content": text})
         if turn.finish_reason is FinishReason.ABORT:

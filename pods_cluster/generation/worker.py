@@ -203,7 +203,7 @@ class GeneratorWorker(StoreCalls, WeightCalls):
         )
 
     def printed(self, after: int) -> Printed:
-        """What rewards printed here after the first `after` lines, as far as it is kept."""
+        """The lines that rewards printed here after the first `after` lines, as far as it is kept."""
         return self._scorers.printed(after) if self._scorers is not None else Printed(next=after)
 
     def _check(self) -> None:

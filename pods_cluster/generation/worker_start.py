@@ -18,7 +18,7 @@ times a step; with Python's 5 ms it would wait that long behind a thread that de
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a worker has once it has started."""
+    """The parts of a worker that has started."""
 
     engine: Engine
     tokenizer: Any

@@ -179,7 +179,7 @@ class LearnerGroup(RankActors):
         return _worst(await self._call_all(calls, self.config.learner.step_timeout, "copy their state"))
 
     async def copy_report(self) -> CopyReport:
-        """How far the newest copy is on all ranks. Raises RayError where one is gone."""
+        """Report on the newest light copy, over all ranks. Raises RayError where one is gone."""
         calls = [asyncio.wrap_future(rank.copy_report.remote().future()) for rank in self.handles]
         return _worst(await asyncio.wait_for(asyncio.gather(*calls), REPLY_TIMEOUT))
 

@@ -214,7 +214,7 @@ class LearnerRank:
 
     @ray.method(concurrency_group="control")
     def copy_report(self) -> CopyReport:
-        """How far the newest copy is; also while the rank trains."""
+        """Report on the newest light copy; answered also while the rank trains."""
         return _started(self._copier).report()
 
     def load(self, folder: str) -> None:

@@ -141,7 +141,7 @@ def commit(partial: Path, final: Path) -> None:
 
 
 def storage_fault(error: BaseException) -> str | None:
-    """What is wrong with the disk, if this failure of writing a file is its fault; None for any other failure.
+    """The disk's fault as a text, if this failure of writing a file is its fault; None for any other failure.
 
     torch and safetensors tell of a full disk by errors of their own.
     """
@@ -216,7 +216,7 @@ def _random_state() -> dict[str, Any]:
 
 
 def _read_random_state(path: Path) -> dict[str, Any]:
-    """What `_random_state` saved. A pickle in it may hold data alone: a checkpoint that was copied from elsewhere runs
+    """Read what `_random_state` saved. A pickle in it may hold data alone: a checkpoint that was copied from elsewhere runs
     nothing. Raises LearnerCheckpointError.
     """
     # Checkpoints of the first versions hold numpy's array of keys.

@@ -140,7 +140,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class CopyReport:
-    """How far a light copy of a rank's state is: whether it is `written`, or why there will be none (`fault`); it kept the
+    """State of a light copy of a rank: whether it is `written`, or why there will be none (`fault`); it kept the
     rank for `seconds`."""
 
     written: bool = False

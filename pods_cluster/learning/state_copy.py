@@ -44,7 +44,7 @@ class StateCopier:
         return report
 
     def report(self) -> CopyReport:
-        """How far the newest copy is."""
+        """Report on the newest copy."""
         return self._report
 
 

@@ -93,7 +93,7 @@ def latest(folder: Path, copies: Path | None = None) -> Path | None:
 
 
 def temporary_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is written before it has its place."""
+    """Folder in which the checkpoint of a step is written before it is moved to its place."""
     return folder / f"{name_of(step)}{TEMPORARY}"
 
 
@@ -177,7 +177,7 @@ def _tidy(folder: Path) -> None:
 
 
 def fault_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint, by the name of its file; None: all files are as they were written.
+    """The fault of a checkpoint, with the name of the file; None if all files are as they were written.
 
     One from before checksums were written passes by its state alone.
     """

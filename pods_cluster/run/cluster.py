@@ -124,7 +124,7 @@ def _note_own_session() -> None:
 
 
 def lacking_places(config: Config, nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the nodes that `generator.place` and `learner.place` ask for lack; `nodes` as `ray.nodes` tells them."""
+    """Yield a complaint for each pool whose nodes (`place`) lack or have too little room; `nodes` as `ray.nodes` gives them."""
     gpus_in_cluster = sum(node["Resources"].get("GPU", 0.0) for node in nodes)
     for name, pool in (("generator", config.generator), ("learner", config.learner)):
         if not pool.place:

@@ -260,7 +260,7 @@ class Controller:
         await asyncio.to_thread(self.recorder.close)
 
 
-def start_broadcaster(config: Config, learners: LearnerGroup, pool: GeneratorPool | None = None) -> Broadcaster:
+def start_broadcaster(config: Config, learners: LearnerGroup, pool: GeneratorPool) -> Broadcaster:
     """A broadcaster of weights from the ranks of a learner group that has started to the workers of a pool."""
     return Broadcaster(
         learners.handles,
@@ -268,5 +268,5 @@ def start_broadcaster(config: Config, learners: LearnerGroup, pool: GeneratorPoo
         config.run.name,
         gpus=nccl_can_reach(config, ray.cluster_resources().get("GPU", 0.0)),
         ranks_per_worker=config.generator.tensor_parallel,
-        process_of=pool.process_of if pool is not None else lambda _: None,
+        process_of=pool.process_of,
     )

@@ -26,13 +26,13 @@ from pods_cluster.types import GroupId
 MOST_SKIPPED = 4
 """Epochs in a row in which a prompt may be skipped."""
 WEIGHT = 0.5
-"""What the newest group counts in a pass rate; those before it share the rest."""
+"""Weight of the newest group in a pass rate; those before it share the rest."""
 _ATTEMPT = 2**62 + 1
 """In place of an attempt: a random stream that no group has."""
 
 
 def chance(rate: float, target: float, floor: float) -> float:
-    """How probably a prompt of this pass rate comes in an epoch; 1 at the target."""
+    """Chance that a prompt of this pass rate comes in an epoch; 1 at the target."""
     if not 0 < rate < 1:  # the divergence is infinite
         return floor
     divergence = target * math.log(target / rate) + (1 - target) * math.log((1 - target) / (1 - rate))
@@ -70,7 +70,7 @@ class Curriculum:
 
     @classmethod
     def of(cls, config: Config) -> Curriculum | None:
-        """That of a run's configuration, if it has one."""
+        """The curriculum of a run's configuration, if it has one."""
         wanted = config.data.curriculum
         return wanted and cls(wanted.target, wanted.floor, config.run.seed, pass_rate(config))
 

@@ -1,4 +1,4 @@
-"""What ends a run by its own judgement."""
+"""Errors by which a run ends of its own judgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the selector asks for while a group is being made, the next wave of its rollouts or its end, sent to the generators."""
+"""The selector's instructions on a group that is being made (its next wave of rollouts, or its end), sent to generators."""
 
 from __future__ import annotations
 

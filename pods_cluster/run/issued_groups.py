@@ -38,7 +38,7 @@ class IssuedGroups:
         return list(self._prompts.values())
 
     def size(self, group: GroupId) -> int:
-        """How many rollouts the group is to have (n)."""
+        """Number of rollouts that the group is to have (n)."""
         return self._sizes[group]
 
     def place(self, group: GroupId) -> int:

@@ -1,4 +1,4 @@
-"""What a killed run leaves of its own Ray cluster: found and ended when the next one starts on this machine. No ray.
+"""Processes that a killed run leaves of its own Ray cluster: found and ended when the next one starts on this machine. No ray.
 
 Ray's processes end with the one that started them, but for some when that is killed by SIGKILL: agents, and workers that
 are stopped or hang. Every one of them writes to the logs of its session's folder; that is how they are told from others.

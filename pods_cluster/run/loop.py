@@ -64,7 +64,7 @@ from pods_cluster.run.step_numbers import StageClock, Tally, measure
 from pods_cluster.telemetry.process_memory import process_memory
 
 EMPTY_STEPS = 5
-"""So many steps in a row without one trainable group end the run: it would only burn generator time."""
+"""Steps in a row without one trainable group after which the run ends: it would only burn generator time."""
 ALL_EQUAL = "rewards of a group all equal? Raise generator.rollouts_per_prompt, or set selector.no_signal: keep"
 
 

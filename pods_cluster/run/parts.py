@@ -1,4 +1,4 @@
-"""What a run is made of, and the state from which it goes on."""
+"""The parts of a run, and the state from which it goes on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunParts:
         """Whether an update, a save or a change of size is under way, or was when the loop broke off: what the ranks hold then
         is not the state of `step`."""
         self.recovering: str | None = None
-        """What is started again, and why; None while the loop runs."""
+        """The parts that are being started again, and why; None while the loop runs."""
         self._evaluation_owed = True
         self._empty_steps = 0
         self.samples = GroupSamples(config, pool)
@@ -153,7 +153,7 @@ class RunParts:
         self.updates.version, self.updates.trained_tokens = state.version, state.trained_tokens
 
     def state(self) -> RunState:
-        """What a run goes on from, beside what its learner holds."""
+        """The state from which a run goes on, beside what its learner holds."""
         return RunState(
             step=self.step,
             version=self.version,

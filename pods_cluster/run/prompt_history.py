@@ -25,7 +25,7 @@ from pods_cluster.types import GroupId
 MOST_SKIPPED = 4
 """Epochs in a row in which a prompt may be skipped."""
 STEP = 0.01
-"""How far an adapting chance moves after a step; it stays between this and 1."""
+"""Step by which an adapting chance moves after each training step; it stays between this and 1."""
 EASY_PART = 1 / 3
 """Part of the wanted share of groups without signal that easy prompts may have (the paper's 1 : 2)."""
 _ATTEMPT = 2**62
@@ -58,7 +58,7 @@ class PromptHistory:
 
     @classmethod
     def of(cls, config: Config) -> PromptHistory:
-        """That of a run's configuration."""
+        """The history that a run's configuration asks for."""
         return cls(
             config.data.revisit, config.run.seed, Curriculum.of(config), target=config.data.revisit_target,
             rate=pass_rate(config),

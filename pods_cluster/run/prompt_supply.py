@@ -116,7 +116,7 @@ class PromptSupply:
         )
 
     def begin_step(self) -> None:
-        """What was not served for the step before is no longer wanted."""
+        """Forget the prompts that were asked for and not served in the step before."""
         self._deferred = 0
 
     def count_from_here(self) -> None:
@@ -179,7 +179,7 @@ class PromptSupply:
         return prompts
 
     def deferred(self) -> int:
-        """How many prompts were asked for and not served, now that no prompt is tried alone; they count once."""
+        """Number of prompts that were asked for and not served, now that no prompt is tried alone; each counts once."""
         if self._one_is_alone or self._waits_for_others:
             return 0
         count, self._deferred = self._deferred, 0

@@ -35,7 +35,7 @@ def use_ray_token() -> None:
 
 
 def token_hint(error: BaseException) -> str:
-    """What to do where a cluster refused a connection for want of its token; empty for other errors."""
+    """Advice where a cluster refused a connection for want of its token; empty for other errors."""
     if not re.search(r"\b(401|403)\b|[Uu]nauthori|[Uu]nauthenticated|[Tt]oken|[Aa]uthenticat", str(error)):
         return ""
     mode = os.environ.get("RAY_AUTH_MODE")

@@ -22,7 +22,7 @@ from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.weights.broadcast import Broadcaster, LearnerFailed
 
 FAULTS = (LearnerError, LearnerFailed, SelectorLost)
-"""What a run goes on after: a part of it is gone, and nothing that it was asked for is wrong."""
+"""Errors after which a run goes on: a part of it is gone, and nothing that it was asked for is wrong."""
 
 
 class Recovery:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pods_cluster.run.errors import RunError
 
 GOOD_STEPS = 10
-"""So many steps after a restart make it count no more: what failed then had nothing to do with what fails now."""
+"""Steps after which a restart counts no more: what failed then had nothing to do with what fails now."""
 FIRST_WAIT = 5.0
 """Seconds before the second restart in a row; the first comes at once, each later one after three times as long."""
 WAIT_GROWTH = 3.0

@@ -149,7 +149,7 @@ class RewardWatch:
         self._valid, self._missing, self._pending = totals.valid, totals.missing, totals.pending
 
     def _consequence(self, failure: RewardFailures) -> str:
-        """What timeouts do to a step, in a few words."""
+        """The effect of timeouts on a step, in a few words."""
         index, reward = next(
             ((i, reward) for i, reward in enumerate(self._config.reward) if reward.key == failure.reward), (0, None)
         )

@@ -14,7 +14,7 @@ from pods_cluster.scoring.scorer_pool import START_GRACE_SECONDS, ScorerPool
 
 @dataclass(frozen=True, slots=True)
 class RewardTrial:
-    """What a reward gave for one completion: `value`, or None with the `problem` (without one it does not apply)."""
+    """Result of a reward for one completion: `value`, or None with the `problem` (without one it does not apply)."""
 
     reward: str
     value: float | None

@@ -155,7 +155,7 @@ def _own_bytes(pid: int) -> int:
 
 
 def _proportional_bytes(pid: int) -> int:
-    """As `_own_bytes`, a page that is shared by k processes counted as 1/k in each."""
+    """Resident bytes of a process, a page that k processes share counted as 1/k in each."""
     held = _kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
     return held * 1024 if held else _own_bytes(pid)
 

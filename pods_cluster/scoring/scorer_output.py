@@ -15,7 +15,7 @@ KEPT_BYTES = 1 << 18
 LINE_LENGTH = 2000
 """Longest line in characters; the rest of a longer one is cut."""
 BYTES_PER_SECOND = 1 << 20
-"""What one scorer may print a second; more is read, so that it never waits, and counted as left out."""
+"""Bytes that one scorer may print a second; more is read, so that it never waits, and counted as left out."""
 
 _MARK = b"\x1epods-reward:"
 _MARKED = re.compile(re.escape(_MARK) + rb"(\d+)\n")

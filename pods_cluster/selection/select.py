@@ -44,7 +44,7 @@ class Outcome:
     kept_std: float
     spread: float
     weights: Weights | None = None
-    """What each of `kept` counts in the loss, where the rule weights (`Weighted`)."""
+    """Weight of each of `kept` in the loss, where the rule weights (`Weighted`)."""
 
     @property
     def n_excluded(self) -> int:

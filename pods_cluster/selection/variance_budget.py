@@ -18,7 +18,7 @@ _ROUNDS = 100
 
 
 def allocate(spreads: Sequence[float], sizes: Sequence[int], budget: int) -> Int64[np.ndarray, " groups"]:
-    """How many rollouts each group keeps, `budget` in all: in proportion to `spreads` (standard deviations, from 0 on),
+    """Number of rollouts that each group keeps, `budget` in all: in proportion to `spreads` (standard deviations, from 0 on),
     within [LEAST, size].
 
     Where the bounds do not allow the budget the sum is the nearest that they allow. Groups of no spread get LEAST; where none

@@ -59,7 +59,7 @@ class CardMemory:
         return max(0, math.floor(room / self.engines / (self.cache / self.sequences)))
 
     def describe(self) -> str:
-        """What lies on the card, and what to set."""
+        """Text on what lies on the card, and what to set."""
         engines = "one engine" if self.engines == 1 else f"{self.engines} engines, each"
         text = (
             f"a card of {self.card / 1e9:.0f} GB: the learner's peak {self.learner / 1e9:.1f} GB; {engines} with "

@@ -58,7 +58,7 @@ class Comparison:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it: None in place of NaN and of infinity."""
+        """The comparison for JSON: None in place of NaN and of infinity."""
         return _plain(asdict(self))
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ class SinkQueue:
 
     @property
     def dropped_lines(self) -> int:
-        """What was given up, in the queue and in the files."""
+        """Number of lines that were given up, in the queue and in the files."""
         return self.dropped + sum(sink.dropped_lines for sink in self._files())
 
     def put(self, what: str, payload: Any) -> None:

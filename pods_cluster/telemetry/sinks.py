@@ -148,7 +148,7 @@ WANDB_SECONDS = 60
 
 
 class Tracker:
-    """What experiment trackers leave out of a run."""
+    """Base of the sinks that write to experiment trackers, all of which leave these parts out."""
 
     def write_samples(self, groups: list[Record]) -> None:
         pass  # prompts and completions stay in the run's folder

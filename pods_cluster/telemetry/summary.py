@@ -53,7 +53,7 @@ class Summary:
     rates: dict[str, float] = field(default_factory=dict)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     stage_shares: dict[str, float] = field(default_factory=dict)
-    """Of the sum over all stages."""
+    """Share of each stage in the sum over all stages."""
     stages_overlap: bool = False
     idle_shares: dict[str, float] = field(default_factory=dict)
     fates: dict[str, int] = field(default_factory=dict)

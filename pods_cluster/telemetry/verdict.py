@@ -1,4 +1,4 @@
-"""What came out of two runs that differ in one thing, in one sentence that is true to their numbers (pure)."""
+"""One sentence on two runs that differ in one thing, true to their numbers (pure)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verdict(first_label: str, first: RunSeries, second_label: str, second: RunSe
 def _in_the_same_time(
     first_label: str, first: RunSeries, took_a: float, second_label: str, second: RunSeries, took_b: float
 ) -> str:
-    """What the slower of two had reached when the quicker one was there."""
+    """A clause on what the slower of two had reached when the quicker one was there."""
     slow_label, slow, quick_label = (
         (first_label, first, second_label) if took_a >= took_b else (second_label, second, first_label)
     )

@@ -29,7 +29,7 @@ def reasoning_accuracy_reward(
     reasoning_delimiters: Sequence[str] = ("</think>",),
     **_: Any,
 ) -> list[float | None]:
-    """The same on what follows the reasoning; 0 where the reasoning has no end."""
+    """Score 1 if the answer after the reasoning is right, else 0; 0 where the reasoning has no end."""
     texts = [_text(completion) for completion in completions]
     ends = [next((text.rpartition(mark)[2] for mark in reasoning_delimiters if mark in text), None) for text in texts]
     scores = accuracy_reward([end or "" for end in ends], solution)

@@ -98,7 +98,7 @@ class GroupEnd:
         return self._staged is not None
 
     def source_of(self, update: WeightUpdate) -> Callable[[Sink], None]:
-        """What hands all of `update` to a sink: from where it is kept apart, else as it arrives."""
+        """A function that hands all of `update` to a sink: from where it is kept apart, else as it arrives."""
         staged, self._staged = self._staged, None
         if staged is not None and staged.holds(update):
             return staged.load

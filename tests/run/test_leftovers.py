@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks._faulted_run import FaultedRun, lives
+from benchmarks._faulted_run import FaultedRun
+from benchmarks._run_processes import lives
 from pods_cluster.run import leftovers
 from tests.client.test_recovery import config_settings
 from tests.tiny_run import Made
@@ -79,11 +80,11 @@ def _kill_and_start_again(made: Made, tmp_path: Path) -> None:
     settings = [item for item in config_settings(made, tmp_path) if not item.startswith("run.dir")]
     run = FaultedRun(tmp_path, "killed", settings)
     assert run.wait_for_step(2, 300), run.log.read_text()
-    run.sample()
+    run.watch.sample()
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
     time.sleep(20)  # what ends by itself has ended
-    left = [each.process for each in run.watched.values() if lives(each.process)]
+    left = [each.process for each in run.watch.watched.values() if lives(each.process)]
     print("left by SIGKILL:", [process.name() for process in left])
     leftovers.end_leftovers()
     psutil.wait_procs(left, timeout=10)

@@ -118,7 +118,7 @@ def _alone(model: PreTrainedModel, row: list[int]) -> Float[Tensor, "decoded voc
 
 
 def _batched(forward: Forward, rows: list[list[int]]) -> list[Float[Tensor, "decoded vocab"]]:
-    """The same of all rows in one batch, as the engine computes them."""
+    """Log-probabilities after the prefilled tokens of each row, computed in one batch as the engine does."""
     cache, device = SlotCache(), forward.device
     ids, lengths = right_padded([row[:-DECODED] for row in rows])
     count, longest = ids.shape

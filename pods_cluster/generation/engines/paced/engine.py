@@ -79,7 +79,7 @@ class PacedEngine(WeightReceiving):
         self._end_id, self._reward_token, self._accuracies = end_id, reward_token, shares
         self._max_sequences, self._rate = max_sequences, tokens_per_second
         self._least_seconds = 1.0 / single if single is not None else 0.0
-        """Of one token of each rollout in flight."""
+        """Least seconds between two tokens of one rollout."""
         self._lengths, self._shortest, self._longest = lengths, shortest, longest
         self._waiting: deque[RolloutRequest] = deque()
         self._running: dict[str, _Running] = {}
