@@ -13,36 +13,27 @@ again. Times are this machine's own, and told by clocks of GPUs (`evidence_clock
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks._machine import machine
-from benchmarks._result_file import table, write_result
-from benchmarks.evidence_clocks import Clock, as_rows, clocks, measure_paced
+from benchmarks._result_file import write_result
+from benchmarks.evidence_answers import RESULT, answer
+from benchmarks.evidence_clocks import as_rows, clocks, measure_paced
 from pods_cluster.client.compare_command import read_arms
 from pods_cluster.quickstart.__main__ import publish
 from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
-from pods_cluster.telemetry.arm_comparison import ACCURACY, compare, mean_band
-from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries
+from pods_cluster.telemetry.curves import RunSeries
 from pods_cluster.telemetry.speedup import Target
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ROOT / "configs" / "sweeps"
-AXES: tuple[Axis, ...] = ("training-minutes", "steps")
-POINTS = 11
-"""Points of a curve that are kept: enough for a figure."""
-RESULT_COLUMNS = ("arm", "seeds", "final", "final_low", "final_high", "best")
-CLOCK_COLUMNS = ("arm", "target", "baseline_reaches_at", "reaches_at", "speed_up", "speed_up_low", "speed_up_high")
-ROW_COLUMNS = (*CLOCK_COLUMNS[:1], "axis", *CLOCK_COLUMNS[1:], "paired_seeds", "difference", "difference_low",
-               "difference_high")  # fmt: skip
-EXPLAINS = ("grad_norm", "reward_std", "reward_std/kept", "frac_reward_zero_std", "completions/mean_length",
-            "completions/kept_mean_length", "timing_s/generate", "timing_s/update", "timing_s/publish", "timing_s/step",
-            "rollout_to_update_ratio")  # fmt: skip
-"""Means over a run that say why an arm is as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,61 +130,22 @@ def _order(part: Part) -> Sequence[str]:
     return list(load_sweep(part.file).arms)
 
 
-def answer(part: Part, arms: Mapping[str, list[RunSeries]], which: Sequence[Clock], target: Target) -> dict[str, Any]:
-    """Curves, speed-ups on every axis and by every clock, and what explains them."""
-    baseline = part.baseline if part.baseline in arms else next(iter(arms))
-    own = compare(arms, baseline=baseline, target=target, axes=AXES)
-    told = {}
-    for clock in which:
-        retold = {label: [clock.retell(run) for run in runs] for label, runs in arms.items()}
-        rows = compare(retold, baseline=baseline, target=target, axes=("training-minutes",)).rows()
-        told[clock.name] = table(rows, CLOCK_COLUMNS)
-    axes: tuple[Axis, ...] = ("training-minutes", "steps") if part.name == PARTS["arms"].name else ("training-minutes",)
-    curves = [
-        {"axis": axis, **_thinned(mean_band(label, runs, ACCURACY, axis))}
-        for axis in axes
-        for label, runs in arms.items()
-    ]
-    return {
-        "baseline": baseline,
-        "results": table([row for row in own.rows() if row["axis"] == AXES[0]], RESULT_COLUMNS),
-        "rows": table(own.rows(), ROW_COLUMNS),
-        "clocks": told,
-        "curves": curves,
-        "explains": table(({"arm": label} | _means(runs) for label, runs in arms.items()), ("arm", *EXPLAINS)),
-        "seeds": {label: [run.seed for run in runs] for label, runs in arms.items()},
-    }
-
-
-def _thinned(band: dict[str, Any]) -> dict[str, Any]:
-    """At most POINTS points, and no interval where there is none."""
-    if band["runs"] == 1:  # its own rows' interval: figures show that between seeds
-        band = {name: value for name, value in band.items() if name not in ("low", "high")}
-    count = len(band["x"])
-    kept = (
-        sorted({round(place * (count - 1) / (POINTS - 1)) for place in range(POINTS)})
-        if count > POINTS
-        else range(count)
+def quick_time(result: Mapping[str, Any]) -> dict[str, Any]:
+    """How long a result of `--quick` took, and where."""
+    borrowed = sum(
+        len(part["seeds"].get(arm, ()))
+        for name, part in result["parts"].items()
+        for arm in PARTS[name].borrowed.values()
     )
+    runs = sum(len(seeds) for part in result["parts"].values() for seeds in part["seeds"].values()) - borrowed
+    where = {name: result["machine"][name] for name in ("cpu", "cores")}
     return {
-        name: [_short(value[at]) for at in kept] if isinstance(value, list) else value for name, value in band.items()
+        "minutes": result["minutes"],
+        "runs": runs,
+        "seconds": result["seconds"],
+        "parallel": result["parallel"],
+        **where,
     }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
-def _means(runs: Sequence[RunSeries]) -> dict[str, float]:
-    """Means over steps and seeds. The reward's spread over kept and group tells how much of the variance was kept."""
-    found: dict[str, float] = {}
-    for name in EXPLAINS:
-        try:
-            values = [float(run.points(name, "steps")[1].mean()) for run in runs]
-        except CurveError:
-            continue
-        found[name] = sum(values) / len(values)
-    return found
 
 
 def main() -> None:
@@ -223,7 +175,10 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".cache" / "evidence", help="folder of the model and the runs"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "evidence_cpu.json")
+    parser.add_argument("--quick-result", type=Path, help="a result of --quick, whose time is told beside")
+    parser.add_argument(
+        "--out", type=Path, help=f"left out: {RESULT.relative_to(ROOT)}, with --quick evidence_quick.json in --work"
+    )
     arguments = parser.parse_args()
     if arguments.prepare:
         prepared(ROOT / ".cache" / "hard-addition", arguments.target)
@@ -232,7 +187,7 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)}")
     arguments.work = arguments.work.resolve()
-    began = machine()
+    began, started = machine(), time.monotonic()
     made = prepared(arguments.work, arguments.target)
     seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
     for name in () if arguments.no_run else parts:
@@ -253,12 +208,18 @@ def main() -> None:
     for name in parts:
         part = PARTS[name]
         told = which if part.told_by_clocks else ()
-        result["parts"][name] = answer(part, arms_of(part, arguments.work), told, Target(arguments.accuracy))
+        result["parts"][name] = answer(
+            arms_of(part, arguments.work), part.baseline, Target(arguments.accuracy), told, by_steps=name == "arms"
+        )
     if "arms" in parts and not arguments.no_paced:
         slow = [clock for clock in which if clock.name.startswith("3b")]
         result |= measure_paced(ARM_SIZES, slow, prompts=16, speed=QUICK_SPEED if arguments.quick else 1.0)
-    write_result(arguments.out, result)
-    print(f"written: {arguments.out}")
+    result["minutes"] = None if arguments.no_run else (time.monotonic() - started) / 60
+    if arguments.quick_result:
+        result["quick"] = quick_time(json.loads(arguments.quick_result.read_text(encoding="utf-8")))
+    out = arguments.out or (arguments.work / "evidence_quick.json" if arguments.quick else RESULT)
+    write_result(out, result)
+    print(f"written: {out}")
 
 
 if __name__ == "__main__":

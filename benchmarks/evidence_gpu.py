@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
-from benchmarks.evidence import AXES, PARTS, Part, answer
+from benchmarks.evidence_answers import AXES, answer
 from benchmarks.evidence_sections import GPU_PARTS
 from pods_cluster.client.compare_command import read_arms, target_of
 from pods_cluster.telemetry.arm_comparison import compare
@@ -42,8 +42,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "evidence_h200.json")
     arguments = parser.parse_args()
     arms, given = read_arms([str(arguments.sweep)])
-    # On the axes of the CPU's three arms.
-    part = Part(PARTS["arms"].name, given["baseline"], (), {})
     made_on = json.loads(arguments.machine.read_text(encoding="utf-8"))["machine"] if arguments.machine else machine()
     result = {"benchmark": "evidence_gpu", "runs": {}, "parts": {}}
     if arguments.out.is_file():
@@ -55,7 +53,7 @@ def main() -> None:
         "gain": given.get("gain"),
         "note": arguments.note,
     }
-    result["parts"][arguments.part] = answer(part, arms, (), target_of(given))
+    result["parts"][arguments.part] = answer(arms, given["baseline"], target_of(given), by_steps=True)
     if arguments.also:
         found = compare(arms, baseline=given["baseline"], metric=arguments.also, target=Target(), axes=AXES[:1])
         rows = [

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks._result_file import records
+from benchmarks.evidence_answers import RESULT
 from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines, paced_lines, reach_lines
 from pods_cluster.telemetry.comparison_figure import save_comparison
 from pods_cluster.telemetry.curves import Axis, Curve
 
 ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "evidence_cpu.json"
 GPU_RESULT = ROOT / "benchmarks" / "results" / "evidence_h200.json"
 GRADIENTS = ROOT / "benchmarks" / "results" / "gradient_noise.json"
 PAGE = ROOT / "docs" / "evidence.md"
@@ -125,7 +125,7 @@ def _lines(
     yield "## Not run yet"
     yield ""
     missing = [title for name, (title, *_) in GPU_PARTS.items() if gpu is None or name not in gpu["parts"]]
-    missing += ["more than two seeds", "two cards with one rank (`configs/sweeps/gsm8k-2gpu.yaml`)"]
+    missing += ["more than two seeds", "runs of hours"]
     yield f"- On GPUs: {'; '.join(missing)}."
     yield "- The paper's six settings as they are ([paper.md](paper.md))."
 
@@ -150,6 +150,12 @@ def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
         f"- **Start**: {start['greedy']:.1%} of {start['rows']} held-out sums right before RL, {start['sampled']:.1%} when "
         f"sampled. Each run has {result['seconds']:g} s of training, evaluations and checkpoints not counted."
     )
+    if quick := result.get("quick"):
+        yield (
+            f"- **Quick**: `python -m benchmarks.evidence --quick` took {quick['minutes']:.0f} minutes on {quick['cores']} cores "
+            f"of {quick['cpu']}: {quick['runs']} runs of {quick['seconds']:g} s, {quick['parallel']} at a time, and the making "
+            "of the model. The curves of this page are not those of that."
+        )
     yield (
         "- **Sooner** is how many times sooner an arm's mean curve reaches "
         + (f"{result['target']:.1%}, named before, " if result["target"] else "99 % of the baseline's best ")
@@ -166,6 +172,9 @@ def _part(result: Mapping[str, Any], name: str) -> Iterator[str]:
     results = records(part["results"])
     by_axis = {(row["arm"], row["axis"]): row for row in records(part["rows"])}
     clocks = {clock: {row["arm"]: row for row in records(rows)} for clock, rows in part["clocks"].items()}
+    if part.get("seconds") not in (None, result.get("seconds")):
+        yield f"Each run here has {part['seconds']:g} s of training."
+        yield ""
     yield f"![accuracy by arm](images/{figure_of(name).name})"
     yield ""
     head = ["arm", "seeds", "accuracy at the end", "best", "sooner, own seconds", "sooner in steps"]
@@ -254,7 +263,7 @@ def _explains(part: Mapping[str, Any]) -> Iterator[str]:
                ("reward_std/kept", "spread kept", 1.0, ".3f"), ("frac_reward_zero_std", "groups without spread", 100.0, ".0f"),
                ("completions/mean_length", "length", 1.0, ".2f"), ("completions/kept_mean_length", "length kept", 1.0, ".2f"),
                ("timing_s/generate", "generate s", 1.0, ".2f"), ("timing_s/update", "update s", 1.0, ".2f"),
-               ("timing_s/step", "step s", 1.0, ".2f")]  # fmt: skip
+               ("timing_s/publish", "weights s", 1.0, ".2f"), ("timing_s/step", "step s", 1.0, ".2f")]  # fmt: skip
     yield "Means over the runs' steps:"
     yield ""
     yield "| arm | " + " | ".join(title + (" %" if factor == 100 else "") for _, title, factor, _ in columns) + " |"

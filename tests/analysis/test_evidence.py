@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import evidence_page
 from benchmarks._result_file import render
-from benchmarks.evidence import PARTS, Part, answer
+from benchmarks.evidence import PARTS, Part, quick_time
+from benchmarks.evidence_answers import answer
 from benchmarks.evidence_clocks import Clock, as_rows, clocks
 from benchmarks.evidence_sections import reach_lines
 from pods_cluster.config.sweep import load_sweep
@@ -58,7 +59,7 @@ def result() -> dict[str, Any]:
         "parallel": "1",
         "target": None,
         "clocks": as_rows(which),
-        "parts": {"arms": answer(PARTS["arms"], arms, which, Target())},
+        "parts": {"arms": answer(arms, "grpo-ga", Target(), which, by_steps=True)},
     }
 
 
@@ -70,21 +71,32 @@ def test_the_page_tells_the_speed_up_of_its_result() -> None:
     # a step of GRPO-GA takes 192 parts of time, one of PODS 80, with the same accuracy at each step
     assert "| 2.40 [2.40, 2.40] | 1.00 [1.00, 1.00] |" in row
     assert "have an interval that holds 1" not in text
-    # n, m, the rules, the prompts, staleness, settling, the clocks' check, the arms on GPUs in four ways, the gradients
-    assert text.count("**Not run yet.**") == 12
+    # n, m, the rules, the prompts, staleness, settling, the clocks' check, the arms on GPUs in five ways, the gradients
+    assert text.count("**Not run yet.**") == 13
     assert "docs/images" not in text
+
+
+def test_the_page_tells_how_long_quick_takes_and_how_long_other_parts_runs_are() -> None:
+    found = result()
+    found["parts"]["prompts"] = found["parts"]["arms"] | {"clocks": {}, "seconds": 40.0}
+    quick = result() | {"minutes": 21.4}
+    found["quick"] = quick_time(quick)
+    assert found["quick"]["runs"] == 9
+    text = evidence_page.page(found)
+    assert "--quick` took 21 minutes on 2 cores of CPU: 9 runs of 90 s, 1 at a time" in text
+    assert text.count("Each run here has 40 s of training.") == 1
 
 
 def test_a_page_of_nothing_says_so() -> None:
     text = evidence_page.page(None)
-    assert text.count("**Not run yet.**") == 13
+    assert text.count("**Not run yet.**") == 14
     assert "%" not in text.replace("99 %", "")
 
 
 def test_a_part_on_gpus_says_what_was_to_be_reached_and_what_its_time_is_made_of() -> None:
     runs = {"machine": {"gpus": ["H200"], "cpu": "CPU"}, "command": "pods sweep", "target": None, "gain": 0.03}
     text = evidence_page.page(result(), {"runs": {"math": runs}, "parts": {"math": result()["parts"]["arms"]}})
-    assert text.count("**Not run yet.**") == 11
+    assert text.count("**Not run yet.**") == 12
     assert "- **Sooner**: to 3 points above the start; the interval over 3 seeds is too narrow." in text
     assert (
         "- **grpo-pods**: a step takes 0.42 of grpo-ga's time (the whole 12.80 s beside 30.72, update 2.56 s beside 20.48, "
