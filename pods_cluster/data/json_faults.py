@@ -8,22 +8,25 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pods_cluster.data.file_kinds import LFS_POINTER, OTHER_KINDS
+
 
 def first_fault(path: Path) -> str | None:
     """Say where and why the file is no table of JSON objects (`line 3 …`); None when plain JSON finds no fault."""
     try:
         with path.open("rb") as file:
-            if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                return "is a pointer of Git LFS in place of the file (git lfs pull brings that)"
+            begin = file.read(len(LFS_POINTER))
+        if begin == LFS_POINTER:
+            return "is a pointer of Git LFS in place of the file (git lfs pull brings that)"
+        for magic, kind in OTHER_KINDS.items():
+            if begin.startswith(magic):
+                return f"is not UTF-8 text but {kind}"
         return _array_fault(path) if is_array(path) else _lines_fault(path)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except RecursionError:
         return "holds a value that is nested too deeply to be read"
 
-
-LFS_POINTER = b"version https://git-lfs"
-"""The beginning of what a clone without Git LFS has in place of a large file."""
 
 # Half of a surrogate pair, as an escape: not before or behind its other half.
 _HALF_PAIR = re.compile(

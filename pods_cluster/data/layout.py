@@ -45,7 +45,7 @@ class Layout:
         if isinstance(value, Mapping) and {"role", "content"} <= value.keys():
             # a list of messages that was stored column by column
             value = [dict(zip(value, message, strict=True)) for message in zip(*value.values(), strict=True)]
-        if isinstance(value, Sequence) and not isinstance(value, str) and len(value):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value):
             return [_message(item, self.prompt, index) for item in value]
         raise RowError(
             f"data.prompt: column {self.prompt!r} of row {index} holds {_short(value)}, "

@@ -15,7 +15,7 @@ from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError
-from pods_cluster.data.json_faults import LFS_POINTER
+from pods_cluster.data.file_kinds import LFS_POINTER
 
 INDEX = "model.safetensors.index.json"
 OTHER_TASK = re.compile(r"For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|Pretraining)$", re.IGNORECASE)

@@ -8,11 +8,12 @@ from pathlib import Path
 from pods_cluster.config import Config, DataConfig, EvalDataConfig, MixedDataConfig
 from pods_cluster.data.context import prompt_limit
 from pods_cluster.data.errors import DataError, RowError
+from pods_cluster.data.file_kinds import FORMATS
 from pods_cluster.data.layout import Layout, recognise
 from pods_cluster.data.mixture import load_training_rows
 from pods_cluster.data.render import PromptRenderer
 from pods_cluster.data.row_range import parse_split
-from pods_cluster.data.source import FORMATS, Source, first_blank, load_source
+from pods_cluster.data.source import Source, first_blank, load_source
 from pods_cluster.data.stream import PromptStream
 from pods_cluster.data.streamed import StreamedRows
 from pods_cluster.data.tokenizer import PromptTokenizer
@@ -67,10 +68,15 @@ def load_eval(config: Config, tokenizer: PromptTokenizer) -> EvalPrompts:
     if config.data.eval is None:
         return prompts
     source = load_heldout(config.data, config.data.eval)
-    render = _renderer(config, source, tokenizer, "data.eval")
     limit, shortest = prompt_limit(config), 0
-    for index in range(len(source.rows)):
-        prompt: Prompt = render(0, index, source.rows[index])
+    try:
+        render = _renderer(config, source, tokenizer, "data.eval")
+        rendered = [render(0, index, source.rows[index]) for index in range(len(source.rows))]
+    except DataError as error:
+        if str(error).startswith("data.eval"):
+            raise
+        raise DataError(f"data.eval: rows of {str(source)!r}, read as those that are trained on: {error}") from error
+    for prompt in rendered:
         if len(prompt.token_ids) <= limit:
             prompts.append(prompt)
         else:

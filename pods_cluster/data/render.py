@@ -12,6 +12,9 @@ from pods_cluster.data.prompt_template import fill_template, resolve_template
 from pods_cluster.data.tokenizer import PromptTokenizer, resolve_chat_template
 from pods_cluster.types import Prompt
 
+SURELY_LONG = 100
+"""Characters a token: a text of more than that for each token that a prompt may have is tokenised in part."""
+
 FirstPrompt = Callable[[Mapping[str, Any], int], "str | list[Message] | None"]
 """The prompt that an environment makes of a row, given the row and its number."""
 
@@ -48,6 +51,7 @@ class PromptRenderer:
         self.chat = config.data.chat
         self.chat_template = resolve_chat_template(config.model.chat_template)
         self.template_kwargs = config.model.chat_template_kwargs
+        self.longest = config.data.max_prompt_tokens
         if self.chat and self.chat_template is None and not tokenizer.chat_template:
             raise DataError(
                 f"data.chat: true, but the tokenizer of {config.model.path!r} has no chat template; "
@@ -128,7 +132,7 @@ class PromptRenderer:
 
     def _encode_chat(self, text: str, index: int) -> tuple[int, ...]:
         """Encode a rendered chat. The template has written every special token itself, so none is added."""
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        ids = self._encode(text, add_special_tokens=False)
         if self._starts_twice(ids):
             raise RowError(
                 f"model.chat_template: the prompt of row {index} starts with two start tokens ({text[:40]!r}…); "
@@ -148,8 +152,18 @@ class PromptRenderer:
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         """Encode as the tokenizer does, with its special tokens; a start token in the text is not doubled."""
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=True))
+        ids = self._encode(text, add_special_tokens=True)
         return ids[1:] if self._starts_twice(ids) else ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Encode a text. Of one that is much longer than a prompt may be (a row of megabytes takes a tokenizer many seconds) only
+        the beginning, where that alone is too long already."""
+        most = SURELY_LONG * (self.longest + 1)
+        if len(text) > most:
+            ids = tuple(self.tokenizer.encode(text[:most], add_special_tokens=add_special_tokens))
+            if len(ids) > 2 * self.longest:
+                return ids
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def _starts_twice(self, ids: tuple[int, ...]) -> bool:
         start = self.tokenizer.bos_token_id

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pods_cluster.data.errors import DataError, closest
+from pods_cluster.data.file_kinds import FORMATS, conversion, is_without_rows
 from pods_cluster.data.json_faults import first_fault, half_pair, is_utf8, read_objects
 from pods_cluster.data.row_range import Split, parse_split
 from pods_cluster.data.streamed import StreamedRows
@@ -20,8 +21,6 @@ from pods_cluster.data.written_values import holds_times
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-FORMATS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
 
 
 class Rows(Protocol):
@@ -117,7 +116,8 @@ def _load_file(place: Path, path: str, field: str) -> Dataset:
     kind = FORMATS.get(place.suffix.lower())
     if kind is None:
         raise DataError(
-            f"{field}.path: {path!r} is a file of an unknown format {place.suffix!r}; known: {', '.join(FORMATS)}"
+            f"{field}.path: {path!r} is a file of an unknown format {place.suffix!r}; known: {', '.join(FORMATS)}; "
+            f"{conversion(place, path)}"
         )
     if place.stat().st_size == 0:
         raise DataError(f"{field}.path: {path!r} is an empty file; it holds no rows")
@@ -129,6 +129,8 @@ def _load_file(place: Path, path: str, field: str) -> Dataset:
             # the library reads data_files as a pattern: a bracket in a folder's name is not one
             found = load_dataset(kind, data_files=glob.escape(str(place.resolve())), split="train")
         except Exception as error:
+            if kind == "parquet" and is_without_rows(place):
+                raise DataError(f"{field}.path: {path!r} holds no rows to use; give a dataset with rows") from error
             if kind == "json" and first_fault(place) is None and (rows := read_objects(place)) is not None:
                 return _from_objects(rows, path, field)
             raise DataError(_unreadable([place], path, error, field)) from error
@@ -152,7 +154,8 @@ def _from_objects(objects: list[dict[str, Any]], path: str, field: str) -> Datas
 
 
 def _load_folder(place: Path, path: str, name: str | None, wanted: Split, field: str) -> Dataset:
-    files = sorted(file for file in place.rglob("*") if file.suffix.lower() in FORMATS and file.is_file())
+    found = (file for file in place.rglob("*") if file.suffix.lower() in FORMATS and file.is_file())
+    files = sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(place).parts))
     kinds = {FORMATS[file.suffix.lower()] for file in files}
     if not files:
         raise DataError(
@@ -243,7 +246,7 @@ def pick_split(found: Any, path: str, wanted: Split, field: str) -> Dataset:
     if wanted.name not in found:
         raise DataError(
             f"{field}.split: {wanted.name!r} is not a split of {path!r}{closest(wanted.name, found)}; "
-            f"it has {', '.join(found)}"
+            f"it has {', '.join(found) or 'none'}"
         )
     return found[wanted.name]
 

@@ -29,7 +29,9 @@ def survey(
     assert isinstance(render, PromptRenderer)
     unrenderable: dict[int, RowError] = {}
     too_long: dict[int, int] = {}
-    booleans = unanswered = 0
+    booleans = unanswered = lists = 0
+    sources: set[str] = set()
+    texts: set[str] = set()
     tools_row: int | None = None
     deadline, looked = clock() + seconds, 0
     order = rows.order(stream.seed, 0) if isinstance(rows, StreamedRows) else epoch_order(stream.seed, 0, len(rows))
@@ -45,8 +47,14 @@ def survey(
             continue
         if len(prompt.token_ids) > stream.max_prompt_tokens:
             too_long[row] = len(prompt.token_ids)
-        booleans += render.layout.answer is not None and isinstance(value_at(values, render.layout.answer), bool)
-        unanswered += render.layout.answer is not None and prompt.answer is None
+        if len(texts) < 2:
+            texts.add(prompt.text)
+            sources.add(repr(values.get(render.layout.prompt)))
+        if render.layout.answer is not None:
+            answer = value_at(values, render.layout.answer)
+            booleans += isinstance(answer, bool)
+            lists += isinstance(answer, Mapping | list | tuple)
+            unanswered += not (prompt.answer or "").strip()
         if tools_row is None and values.get(TOOLS):
             tools_row = row
     of = f"of {looked:,} rows" if looked == len(rows) else f"of {looked:,} rows looked at ({len(rows):,} in all)"
@@ -65,6 +73,16 @@ def survey(
         )
     if tools_row is not None and not _reads_tools(render, tools_row, rows[tools_row]):
         notes.append(f"column {TOOLS!r}: {_why_unread(render)}, so the prompts say nothing of the tools")
+    if len(texts) == 1 < len(sources):
+        notes.append(
+            "all rows become the same prompt, though they differ: does the chat template (model.chat_template) read them?"
+        )
+    if lists:
+        field = ".".join(render.layout.answer or ())
+        notes.append(
+            f"column {field!r} (data.answer) holds lists or objects, which rewards get as JSON: exact_match and math_answer "
+            f"compare with that text; name a part of it (data.answer: {field}.…), or read it in a reward of your own"
+        )
     if booleans:
         field = ".".join(render.layout.answer or ())
         notes.append(

@@ -7,8 +7,10 @@ reference answer is compared as text, so it is read again from the file, number 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,18 @@ def written_row(line: bytes, keys: Sequence[str]) -> str | None:
 
 
 def as_text(value: Any) -> str | None:
-    """Turn a value of a table into the text that rewards compare: whole floats without `.0`, dates in ISO form."""
+    """Turn a value of a table into the text that rewards compare: whole floats without `.0`, dates in ISO form, bytes as the
+    UTF-8 text that they hold. NaN is how tables write a missing number: None."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", errors="backslashreplace")
+    if isinstance(value, Decimal):
+        return None if value.is_nan() else format(value, "f")
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, timedelta):
+        return str(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, datetime):
@@ -93,7 +104,7 @@ def _rows(path: Path) -> Iterator[Any]:
 def _at(row: Any, keys: Sequence[str]) -> str | None:
     value = value_at(row, keys)
     if value is None or isinstance(value, str):
-        return None if value is None else str(value)
+        return None if value is None or (isinstance(value, _Number) and value == "NaN") else str(value)
     return json.dumps(_plain(value), ensure_ascii=False)
 
 

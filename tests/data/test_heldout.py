@@ -77,3 +77,27 @@ def test_no_evaluation(file: str, make_config: Callable[..., Config], tokenizers
     prompts = load_eval(make_config(path=file), tokenizers["chatml"])
     assert prompts == []
     assert prompts.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"question": "1 + 1", "label": "2"}], r"'prompt' is not a column"),
+        ([{"prompt": "1 + 1", "label": "2"}], r"'answer' is not a column"),
+        ([{"prompt": [{"role": "user", "content": ""}], "answer": "2"}], r"of row 0 has no text"),
+        ([{"prompt": [{"content": "1 + 1"}], "answer": "2"}], r"of row 0 holds .*not a chat message"),
+    ],
+    ids=["prompt column", "answer column", "no text", "no role"],
+)
+def test_a_fault_in_the_held_out_rows_is_told_of_them(
+    rows: list[dict[str, Any]],
+    told: str,
+    file: str,
+    tmp_path: Path,
+    make_config: Callable[..., Config],
+    tokenizers: dict[str, Any],
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"^data\.eval: rows of '.*other\.jsonl', .*" + told):
+        load_eval(make_config(path=file, eval={"path": str(other)}), tokenizers["chatml"])

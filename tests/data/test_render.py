@@ -194,3 +194,12 @@ assert not heavy, heavy
     environment = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_of_a_text_of_megabytes_only_the_beginning_is_tokenised(
+    tokenizers: dict[str, Any], make_config: Callable[..., Config]
+) -> None:
+    config, tokenizer = make_config(chat=False, max_prompt_tokens=20), tokenizers["base"]
+    assert 20 < len(render(config, tokenizer, "9 " * 1_000_000).token_ids) < 20_000
+    some = render(config, tokenizer, "How many clips? " * 20)  # too long, and tokenised whole
+    assert list(some.token_ids) == tokenizer(some.text)["input_ids"]

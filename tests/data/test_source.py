@@ -158,6 +158,53 @@ def test_columns_that_first_appear_late_in_the_file_load(tmp_path: Path) -> None
     assert source.rows[0] == {"prompt": "x" * 4000, "n": 1, "extra": None}
 
 
+@pytest.mark.parametrize(
+    ("begin", "told"),
+    [(b"\x1f\x8b\x08", "compressed by gzip; unpack it"), (b"PK\x03\x04", "a zip archive; unpack it"),
+     (b"PAR1", r"a parquet file; name it \.parquet"), (b"\xff\xfe{\x00", "UTF-16; save it as UTF-8"),
+     (b"\x28\xb5\x2f\xfd", "compressed by zstd")],
+)  # fmt: skip
+def test_another_kind_of_file_under_the_name_of_json_is_told(tmp_path: Path, begin: bytes, told: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(begin + b"\xff" * 20)
+    with pytest.raises(DataError, match=r"data\.path: .*is not UTF-8 text but " + told):
+        rows_of(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("a.csv", r"load_dataset\('csv', data_files='.*a\.csv'\)"), ("a.tsv", r"sep='\\t'"), ("a.jsonl.gz", "unpack it"),
+     ("a.arrow", r"load_dataset\('arrow'"), ("a", "name it by its format")],
+)  # fmt: skip
+def test_a_file_of_an_unknown_format_says_how_it_is_converted(tmp_path: Path, name: str, fix: str) -> None:
+    (tmp_path / name).write_text("prompt,answer\n")
+    with pytest.raises(DataError, match=r"data\.path: .*unknown format .*; known: .*; .*" + fix):
+        rows_of(tmp_path / name)
+
+
+def test_the_conversion_that_is_told_works(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("prompt\tanswer\n1+1=\t2\n")
+    with pytest.raises(DataError) as refused:
+        rows_of(tmp_path / "a.tsv")
+    code = str(refused.value).partition("convert it: ")[2].replace("'rows.jsonl'", repr(str(tmp_path / "rows.jsonl")))
+    exec(f"import datasets\n{code}", {})
+    assert list(rows_of(tmp_path / "rows.jsonl")) == [{"prompt": "1+1=", "answer": 2}]
+
+
+def test_a_parquet_file_without_rows(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"data\.path: .*holds no rows to use"):
+        rows_of(tmp_path / "a.parquet")
+
+
+def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "d" / ".a.jsonl", ROWS)
+    with pytest.raises(DataError, match="is a folder without data"):
+        rows_of(tmp_path / "d")
+
+
 def test_a_damaged_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(DataError, match=r"data\.path: .*bad\.parquet.* cannot be read as parquet \(ArrowInvalid"):

@@ -109,3 +109,25 @@ def test_generation_settings_that_cannot_be_saved_again_are_told(
     assert len(notes) == len(texts)
     for note, text in zip(notes, texts, strict=True):
         assert text.replace("\\", "") in note
+
+
+def test_a_template_that_reads_no_row_is_noted(stream_of: Callable[..., PromptStream]) -> None:
+    rows = [{"prompt": f"How many? {row}", "answer": str(row)} for row in range(9)]
+    notes, _ = survey(stream_of(rows, model={"chat_template": "{{ 'Solve it.' }}"}))
+    assert notes == [
+        "all rows become the same prompt, though they differ: does the chat template (model.chat_template) read them?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(["1", "one"], "lists or objects, which rewards get as JSON"), ({"a": 1}, "name a part of it (data.answer: answer.…)"),
+     ("  ", "9 of 9 rows have no answer"), (float("nan"), "9 of 9 rows have no answer")],
+    ids=["list", "object", "blank", "NaN"],
+)  # fmt: skip
+def test_answers_that_no_reward_can_compare_with_are_noted(
+    stream_of: Callable[..., PromptStream], answer: Any, text: str
+) -> None:
+    notes, _ = survey(stream_of([{"prompt": f"How many? {row}", "answer": answer} for row in range(9)]))
+    assert len(notes) == 1
+    assert text in notes[0]

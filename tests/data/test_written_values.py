@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def test_nested_answers_and_other_columns_keep_their_texts(
         (datetime(2024, 5, 10, 9, 30), "2024-05-10 09:30:00"),
         ([1, 2], "[1, 2]"),
         (None, None),
+        (-0.0, "0"),
+        (float("nan"), None),
+        (float("inf"), "Infinity"),
+        (b"42", "42"),
+        ("é".encode(), "é"),
+        (b"\xff", "\\xff"),
+        (Decimal("1.50"), "1.50"),
+        (Decimal("1E+3"), "1000"),
+        (Decimal("NaN"), None),
+        (timedelta(days=1), "1 day, 0:00:00"),
     ],
 )
 def test_values_of_a_table_as_text(value: Any, text: str | None) -> None:
