@@ -52,18 +52,6 @@ def last_boxed(text: str) -> str | None:
     return None if found is None else found[1]
 
 
-def last_answer_tag(text: str) -> str | None:
-    """Return the content of the last closed `<answer>…</answer>`."""
-    found = _last_answer_tag(text)
-    return None if found is None else found[1]
-
-
-def last_hash(text: str) -> str | None:
-    """Return what follows the last `####`, to the end of its line (GSM8K)."""
-    found = _last_hash(text)
-    return None if found is None else found[1]
-
-
 def delimited_answer(text: str, where: Where = "any") -> str | None:
     """Return the answer between delimiters of kind `where`; `any` takes the kind that starts last.
 

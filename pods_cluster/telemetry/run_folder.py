@@ -219,13 +219,6 @@ class RunFolder:
         return f"{self.path}: {about}; continue it with --resume, choose another run.name, or remove the folder"
 
 
-def find_runs(root: str | Path) -> list[RunFolder]:
-    """The runs under a folder, newest first."""
-    root = _absolute(root)
-    found = [RunFolder(path.parent) for path in root.glob("*/config.yaml")] if root.is_dir() else []
-    return sorted(found, key=lambda run: run.config.stat().st_mtime, reverse=True)
-
-
 def _absolute(path: str | Path) -> Path:
     return Path(path).expanduser().absolute()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pods_cluster.telemetry.jsonl import JsonLinesWriter
-from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError, find_runs
+from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 
 
 def test_a_new_run_has_its_parts(tmp_path: Path) -> None:
@@ -20,8 +20,6 @@ def test_a_new_run_has_its_parts(tmp_path: Path) -> None:
     assert folder.figures.is_dir()
     assert folder.read_metrics() == folder.read_events() == folder.read_samples() == []
     assert RunFolder.open(folder.path) == folder
-    assert [run.name for run in find_runs(tmp_path / "runs")] == ["one"]
-    assert find_runs(tmp_path / "nowhere") == []
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
