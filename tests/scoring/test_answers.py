@@ -7,7 +7,6 @@ import pytest
 from pods_cluster.scoring.final_answer import (
     delimited_answer,
     gold_answer,
-    last_answer_tag,
     last_boxed,
     last_formula,
     last_number,
@@ -99,8 +98,8 @@ def test_last_closed_box_counts():
 
 
 def test_answer_tag_must_be_closed():
-    assert last_answer_tag("<answer>1</answer><answer>\n2 </answer>") == "2"
-    assert last_answer_tag("<answer>18") is None
+    assert delimited_answer("<answer>1</answer><answer>\n2 </answer>", "answer_tag") == "2"
+    assert delimited_answer("<answer>18", "answer_tag") is None
 
 
 def test_the_marker_that_starts_last_is_the_answer():
