@@ -152,6 +152,9 @@ async def measure(arguments: argparse.Namespace, config: Config, gpu: bool) -> d
             "failed": failed,
             "pauses": pauses,
         }
+        workers = await asyncio.gather(*(worker.stats.remote() for worker in pool.workers.values()))
+        result["staged"] = [stats.staged for stats in workers]
+        result["staging_seconds"] = [round(stats.staging_seconds / max(1, stats.staged), 4) for stats in workers]
         result["agreement"] = await agreement(pool, learners)
         return result
     finally:

@@ -36,7 +36,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._at = clock()
-        self._seconds = dict.fromkeys(("steps", "rollout_seconds", "weights", "empty", "between"), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(("steps", "rollout_seconds", "weights", "empty", "between"), 0.0)
         self._steps = 0
 
     def lap(self, part: str) -> float:
