@@ -58,7 +58,7 @@ KINDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--generators", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--generators", type=int, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--flat-out", type=int, nargs="*", default=[2], help="generators of the rows without sleeps")
     parser.add_argument("--seconds", type=float, default=20.0, help="about so long for each row; at least six steps")
