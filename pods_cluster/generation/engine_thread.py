@@ -19,8 +19,8 @@ from pods_cluster.types import Rollout
 T = TypeVar("T")
 
 IDLE_SECONDS = 0.5
-WEIGHT_COMMANDS = frozenset({"connect", "receive", "fingerprints", "adopt_version"})
-"""Names of the commands whose time is that of new weights."""
+PARTS = {"connect": "weights", "receive": "weights", "adopt_version": "weights", "fingerprints": "verifying"}
+"""The parts of `ThreadSeconds` that commands belong to by their names; others run between steps."""
 WINDOW_SECONDS = 1.0
 LONG_WINDOWS = 8
 """Windows in the span over which a rate counts as kept up."""
@@ -167,7 +167,7 @@ class EngineThread:
                 item.result.set_result(item.run(engine))
             except BaseException as error:
                 item.result.set_exception(error)
-            watch.lap("weights" if item.name in WEIGHT_COMMANDS else "between")
+            watch.lap(PARTS.get(item.name, "between"))
             self._seconds = watch.read()
             if before != (False, engine.version):
                 self._progress = time.monotonic()

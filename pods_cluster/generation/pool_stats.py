@@ -61,6 +61,7 @@ class PoolStats:
             "generator/busy_seconds": self.busy_seconds / count,
             "generator/occupied_seconds": self.occupied_seconds_mean,
             "generator/weights_seconds": self.thread.weights / count,
+            "generator/verifying_seconds": self.thread.verifying / count,
             "generator/empty_seconds": self.thread.empty / count,
             "generator/between_seconds": self.thread.between / count,
             "generator/steps": self.thread.count / count,

@@ -12,13 +12,14 @@ class ThreadSeconds:
     """Seconds of an engine's thread since its start, as of its last step or command; together they are all of them.
 
     `steps` in `step`, with `rollout_seconds` of rollouts in it (those that decode at a step's end, times its seconds);
-    `weights` while it joined a group, took weights, or proved them; `empty` without a rollout in flight; `between` two
-    steps: prompts taken in, finished rollouts handed on. `count` steps.
+    `weights` while it joined a group or took weights, `verifying` while it took their fingerprints; `empty` without a
+    rollout in flight; `between` two steps: prompts taken in, finished rollouts handed on. `count` steps.
     """
 
     steps: float = 0.0
     rollout_seconds: float = 0.0
     weights: float = 0.0
+    verifying: float = 0.0
     empty: float = 0.0
     between: float = 0.0
     count: int = 0
@@ -36,7 +37,8 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._at = clock()
-        self._seconds: dict[str, float] = dict.fromkeys(("steps", "rollout_seconds", "weights", "empty", "between"), 0.0)
+        parts = ("steps", "rollout_seconds", "weights", "verifying", "empty", "between")
+        self._seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         self._steps = 0
 
     def lap(self, part: str) -> float:
