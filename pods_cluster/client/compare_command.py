@@ -19,7 +19,7 @@ from rich.text import Text
 from pods_cluster.client.figure_command import read_run
 from pods_cluster.client.sweep import SWEEP_FILE
 from pods_cluster.config import ConfigError
-from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Comparison, compare
+from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Comparison, averaged, compare
 from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, arms, curve
 from pods_cluster.telemetry.number_format import MISSING, compact, percent
 from pods_cluster.telemetry.run_folder import RunFolderError
@@ -38,7 +38,12 @@ def compare_runs(
     baseline: Annotated[
         str | None, typer.Option(help="Label that others are compared with; by default the first.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help=f"What is compared; by default {ACCURACY}.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What is compared; by default {ACCURACY}. One of training steps, as reward: means over ten."
+        ),
+    ] = None,
     target: Annotated[float | None, typer.Option(help="Value to reach, as in 0.8.")] = None,
     share: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Without --target: this share of the baseline's best (0.99).")
@@ -65,6 +70,7 @@ def compare_runs(
     if target is not None or gain is not None or share is not None:
         goal = Target(target, share or goal.share, gain)
     wanted = metric or given.get("metric") or ACCURACY
+    grouped = averaged(grouped, wanted)
     try:
         found = compare(grouped, baseline=baseline or given.get("baseline"), metric=wanted, target=goal, hold=hold)
     except CurveError as error:

@@ -218,15 +218,22 @@ def sample(
 def compare(
     request: Request,
     run: Annotated[list[RunId], Query(min_length=1, max_length=20, description="Runs by id.")],
-    x: Annotated[Axis, Query(description="What the accuracy of the arms is told against.")] = "training-minutes",
+    x: Annotated[Axis, Query(description="What the arms are told against.")] = "training-minutes",
+    y: Annotated[
+        comparison.Compared, Query(description="Held-out accuracy, or the reward of training, in means over ten steps.")
+    ] = "accuracy",
     baseline: Annotated[RunId | None, Query(description="A run of the arm that others are compared with.")] = None,
+    target: Annotated[
+        float | None,
+        Query(description="Value to reach; left out: 99 % of the baseline's best.", allow_inf_nan=False),
+    ] = None,
 ) -> comparison_schemas.Comparison:
     """Runs side by side: what each came to, the settings in which they differ, and the arms that they are."""
     views = [view_of(request, name) for name in dict.fromkeys(run)]
     return comparison_schemas.Comparison(
         figures=[comparison.figures(view) for view in views],
         settings=comparison.differences([view.config()[1] for view in views]),
-        arms=comparison.arms_of(views, x, baseline) if len(views) > 1 else None,
+        arms=comparison.arms_of(views, x, baseline, y, target) if len(views) > 1 else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,12 +13,18 @@ from pods_cluster.dashboard.run_view import RunView
 from pods_cluster.telemetry.arm_comparison import compare
 from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, arms, curve
 from pods_cluster.telemetry.settings import differing
+from pods_cluster.telemetry.speedup import Target
 
 STEPS = 10
 """Steps over which a reward is averaged: one step's is mostly noise."""
 RESAMPLES = 1000
 """Bootstrap resamples of an interval over seeds; few, as the page asks again while runs go on."""
+POINTS = 300
+"""Points of a curve of every step, as of the reward, that are compared."""
 ACCURACIES = ("eval/greedy_accuracy", "eval/sampled_accuracy")
+Compared = Literal["accuracy", "reward"]
+METRICS: Mapping[Compared, tuple[str, ...]] = {"accuracy": ACCURACIES, "reward": ("reward",)}
+"""Metrics of a run that are told as accuracy or reward, the first that it has."""
 _SIZES = ("generator/workers", "learner/workers")
 _SUMMED = ("timing_s/step", "rollouts/generated", "tokens/sampled")
 
@@ -58,15 +64,21 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[comparison_schemas
     ]
 
 
-def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -> comparison_schemas.Arms | None:
+def arms_of(
+    views: Sequence[RunView],
+    axis: Axis,
+    baseline: str | None = None,
+    what: Compared = "accuracy",
+    target: float | None = None,
+) -> comparison_schemas.Arms | None:
     """The runs as arms, those that differ in their seed alone being one, beside the arm that `baseline` (a run) belongs to;
-    None where that cannot be had.
+    None where that cannot be had. Without a `target` to reach it is a share of the baseline's best.
     """
     series = []
     for view in views:
         config = view.config()[1]
         with view.lock:
-            metric = next((name for name in ACCURACIES if _there(view.history.columns, name)[1].size), None)
+            metric = next((name for name in METRICS[what] if _there(view.history.columns, name)[1].size), None)
             if metric is not None:
                 series.append((metric, RunSeries(view.id, _records(view.history.columns, metric), config)))
     if not series or len({metric for metric, _ in series}) > 1:
@@ -74,7 +86,7 @@ def arms_of(views: Sequence[RunView], axis: Axis, baseline: str | None = None) -
     metric, grouped = series[0][0], arms([run for _, run in series])
     label = next((label for label, runs in grouped.items() if any(run.name == baseline for run in runs)), None)
     try:
-        found = compare(grouped, baseline=label, metric=metric, resamples=RESAMPLES)
+        found = compare(grouped, baseline=label, metric=metric, target=Target(target), resamples=RESAMPLES)
         curves = [_curve(label, runs, metric, axis) for label, runs in grouped.items()]
     except CurveError:
         return None
@@ -113,17 +125,23 @@ def _curve(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> co
 
 def _records(columns: Columns, metric: str) -> list[dict[str, Any]]:
     """Step records of the evaluated steps, and of those in which a pool changed: counts and seconds are those since the
-    record before, so that a long run is few records.
+    record before, so that a long run is few records. A metric of every step is its mean over the last STEPS.
     """
-    marks = columns.column(metric)
-    assert marks is not None
+    column = columns.column(metric)
+    assert column is not None
+    marks = np.asarray(column, np.float64)
     kept = np.flatnonzero(np.isfinite(marks))
+    if not metric.startswith("eval/"):
+        marks = marks.copy()
+        marks[kept] = _trailing_means(marks[kept])
+        kept = kept[np.unique(np.linspace(0, kept.size - 1, min(kept.size, POINTS)).round().astype(int))]
+    asked = kept
     sizes = [np.nan_to_num(found) for name in _SIZES if (found := columns.column(name)) is not None]
     for size in sizes:
         kept = np.union1d(kept, np.flatnonzero(size[1:] != size[:-1]))
-    single = {
-        name: found for name in ("elapsed", "eval/rows", metric, *_SIZES) if (found := columns.column(name)) is not None
-    }
+    single = {name: found for name in ("elapsed", "eval/rows", *_SIZES) if (found := columns.column(name)) is not None}
+    shown = np.isin(np.arange(marks.size), asked)
+    single[metric] = np.where(shown, marks, np.nan)
     summed = {
         name: np.diff(np.cumsum(np.nan_to_num(np.asarray(found, np.float64)))[kept], prepend=0.0)
         for name in _SUMMED
@@ -174,6 +192,14 @@ def _means(values: np.ndarray) -> tuple[float | None, float | None]:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     means = (sums[width:] - sums[:-width]) / width
     return _plain(means[-1]), _plain(means.max())
+
+
+def _trailing_means(values: np.ndarray) -> np.ndarray:
+    """Means over the last STEPS values up to each; of the first ones over as many as there are."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, values.size + 1)
+    starts = np.maximum(ends - STEPS, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
 
 
 def _plain(value: float) -> float:

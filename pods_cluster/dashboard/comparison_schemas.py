@@ -39,8 +39,8 @@ class SettingDifference(BaseModel):
 
 
 class ArmCurve(BaseModel):
-    """Held-out accuracy of one arm against the asked axis: the mean over its runs, which differ in their seed alone, and its
-    95 % interval (over seeds, or of a single run's held-out rows).
+    """Held-out accuracy, or reward, of one arm against the asked axis: the mean over its runs, which differ in their seed
+    alone, and its 95 % interval (over seeds, or of a single run's held-out rows).
     """
 
     label: str
@@ -79,7 +79,7 @@ class Arms(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Runs side by side; `arms` is null where no run was evaluated, or the runs cannot be compared by accuracy."""
+    """Runs side by side; `arms` is null where no run was evaluated, or the runs cannot be compared by what was asked."""
 
     figures: list[Figures]
     settings: list[SettingDifference]

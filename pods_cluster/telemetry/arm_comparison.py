@@ -15,7 +15,7 @@ from pods_cluster.telemetry.speedup import RESAMPLES, Difference, Ratio, Seeded,
 ACCURACY = "eval/greedy_accuracy"
 AXES: tuple[Axis, ...] = ("training-minutes", "minutes", "gpu-seconds", "steps", "rollouts", "tokens")
 REWARD_STEPS = 10
-"""Last steps over which the training reward is averaged."""
+"""Steps over which the training reward is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,13 @@ def _by_seed(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> 
             raise CurveError(f"{run.name}: has no {axis}")
         found[seed] = x, y
     return found
+
+
+def averaged(arms: Mapping[str, Sequence[RunSeries]], metric: str) -> dict[str, list[RunSeries]]:
+    """The arms as they are compared by this metric: one of training steps (the reward) as means over ten of them."""
+    if metric.startswith("eval/"):
+        return {label: list(runs) for label, runs in arms.items()}
+    return {label: [run.averaged(metric, REWARD_STEPS) for run in runs] for label, runs in arms.items()}
 
 
 def mean_band(label: str, runs: Sequence[RunSeries], metric: str, axis: Axis) -> dict[str, Any]:

@@ -10,6 +10,7 @@ its 95 % t-interval on a common grid; a single run's accuracy has the 95 % Wilso
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -69,6 +70,19 @@ class RunSeries:
             )
         x, y = np.array(rows, dtype=float).T
         return x, y
+
+    def averaged(self, metric: str, steps: int) -> RunSeries:
+        """The same run with the metric at each step as its mean over the last `steps` steps that have it: a single step's
+        reward is mostly noise, and its highest value no best.
+        """
+        values: deque[float] = deque(maxlen=steps)
+        records = []
+        for record in self.records:
+            if _is_number(record, metric):
+                values.append(float(record[metric]))
+                record = {**record, metric: sum(values) / len(values)}
+            records.append(record)
+        return RunSeries(self.name, records, self.config)
 
     def _positions(self, axis: Axis) -> list[float]:
         if axis == "steps":

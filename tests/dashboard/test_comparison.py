@@ -11,9 +11,10 @@ from pods_cluster.config import dump_config, load_config
 from pods_cluster.dashboard.access_token import Token
 from pods_cluster.dashboard.app import create_app
 from pods_cluster.dashboard.comparison import differences
-from pods_cluster.telemetry.arm_comparison import compare
+from pods_cluster.telemetry.arm_comparison import averaged, compare
 from pods_cluster.telemetry.curves import RunSeries, arms
 from pods_cluster.telemetry.run_folder import RunFolder
+from pods_cluster.telemetry.speedup import Target
 from tests.dashboard.conftest import SECRET, connect
 from tests.dashboard.made import CONFIG, append, step_line
 
@@ -97,6 +98,7 @@ def test_arms_are_runs_that_differ_in_their_seed_and_a_speed_up_is_that_of_the_c
         append(folders[name].metrics, step_line(0, **{"eval/greedy_accuracy": 0.1, "eval/rows": 100.0}))
         for step in range(1, 21):
             values = {"timing_s/step": seconds, "rollouts/generated": 64.0, "generator/workers": 1.0 + (step > 7)}
+            values["reward"] = step / 20 + 0.3 * (-1) ** step
             if step % 5 == 0:
                 values |= {"eval/greedy_accuracy": 0.1 + 0.04 * step + 0.001 * int(name[-1]), "eval/rows": 100.0}
             append(folders[name].metrics, step_line(step, **values))
@@ -105,8 +107,10 @@ def test_arms_are_runs_that_differ_in_their_seed_and_a_speed_up_is_that_of_the_c
         found = client.get("/api/compare", params=query).json()["arms"]
         alone = client.get("/api/compare", params={"run": "grpo-0"}).json()["arms"]
         wrong = client.get("/api/compare", params=query | {"x": "hours"})
+        unknown = client.get("/api/compare", params=query | {"y": "loss"})
+        rewards = client.get("/api/compare", params=query | {"y": "reward", "target": 0.5}).json()["arms"]
     assert alone is None
-    assert wrong.status_code == 422
+    assert wrong.status_code == unknown.status_code == 422
     assert found["baseline"] == "grpo-0"
     assert [(each["label"], each["runs"]) for each in found["curves"]] == [
         ("grpo-0", ["grpo-0", "grpo-1"]),
@@ -123,6 +127,17 @@ def test_arms_are_runs_that_differ_in_their_seed_and_a_speed_up_is_that_of_the_c
         assert by_axis[axis]["low"] == pytest.approx(against.ratio.low)
     assert by_axis["training-minutes"]["value"] == pytest.approx(2.0)
     assert by_axis["steps"]["value"] == pytest.approx(1.0)
+
+    # rewards are means over ten steps: what single steps swing by is no best, and no reaching of a target
+    smooth = averaged(arms(list(series.values())), "reward")
+    wanted = compare(smooth, baseline="grpo-0", metric="reward", target=Target(0.5))
+    assert rewards["metric"] == "reward"
+    assert rewards["curves"][0]["y"] == pytest.approx([record["reward"] for record in smooth["grpo-0"][0].records[1:]])
+    assert max(rewards["curves"][0]["y"]) < 0.8
+    for found in rewards["speed_ups"]:
+        ratio = wanted.arms[1].axes[found["axis"]].ratio
+        assert (found["target"], found["value"]) == (0.5, pytest.approx(ratio.value))
+        assert found["baseline_at"] == pytest.approx(ratio.baseline_at)
 
 
 def read_config(folder: RunFolder) -> dict:

@@ -284,6 +284,13 @@ def test_runs_side_by_side(page: Any, served: Served) -> None:
     until(page, "document.querySelector('.arms .xtitle')?.textContent === 'updates'")
     page.get_by_label("Baseline").select_option("second")
     until(page, "document.querySelector('.arms [data-arm] th')?.textContent === 'first'")
+    page.get_by_label("Arms by").select_option("reward")
+    until(page, "document.querySelector('.arms').innerText.includes('Rewards are means over ten steps')")
+    page.get_by_label("Target").fill("0.25")
+    page.get_by_label("Target").press("Enter")
+    until(page, "document.querySelector('.arms .sooner th')?.textContent === 'Times sooner than second at 0.25'")
+    page.get_by_label("Arms by").select_option("accuracy")
+    until(page, "document.querySelector('.arms').innerText.includes('The target is 99 %')")
 
 
 def test_events_and_configuration(page: Any, served: Served) -> None:

@@ -188,3 +188,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_axes_are_the_documented_ones() -> None:
     assert set(AXES) == {"steps", "minutes", "training-minutes", "gpu-seconds", "rollouts", "tokens"}
     assert np.isfinite([wilson(0.0, 0)[0], wilson(1.0, 0)[1]]).all()
+
+
+def test_a_metric_of_single_steps_is_averaged_over_the_last_of_them() -> None:
+    run = RunSeries.of("run", [*records([1.0, 0.0, 5.0, 3.0]), {"step": 9, "elapsed": 300.0}], CONFIG)
+    smooth = run.averaged("reward", 2)
+    assert smooth.points("reward", "steps")[1].tolist() == [1.0, 0.5, 2.5, 4.0]
+    assert smooth.points("reward", "minutes")[0].tolist() == run.points("reward", "minutes")[0].tolist()
+    assert run.points("reward", "steps")[1].tolist() == [1.0, 0.0, 5.0, 3.0]
+    assert (smooth.name, smooth.seed, len(smooth.records)) == ("run", 0, 5)

@@ -38,7 +38,7 @@ export class Compare {
     const ids = runs.map((run) => run.id);
     let found;
     try {
-      found = await get("/api/compare", { run: ids, x: this.arms.axis, baseline: this.arms.baseline(ids) });
+      found = await get("/api/compare", { run: ids, x: this.arms.axis, y: this.arms.metric, baseline: this.arms.baseline(ids), target: this.arms.target });
     } catch (error) {
       replace(this.table, h("p", { class: "empty" }, error.message));
       return;
