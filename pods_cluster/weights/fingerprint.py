@@ -14,12 +14,15 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    import torch
     from jaxtyping import Int64, Shaped
     from torch import Tensor
 
 # Words per pass: on a CPU the temporaries stay in the cache, on a GPU a pass should fill the card.
 _CPU_WORDS = 1 << 15
 _GPU_WORDS = 1 << 24
+# Words of small tensors that a card mixes together: five times as much memory is needed for it.
+_GATHERED_WORDS = 1 << 23
 
 
 def _signed(value: int) -> int:
@@ -41,22 +44,109 @@ def fingerprints(
 ) -> dict[str, str]:
     """Fingerprints by name. Each tensor is read before the next is asked for; sums are copied to the host once per
     device."""
-    import torch
-
     named = cast("Iterable[tuple[str, Tensor]]", tensors.items() if isinstance(tensors, Mapping) else tensors)
-    heads: list[tuple[str, str, str, torch.Size]] = []
-    sums: list[Int64[Tensor, ""]] = []
+    heads: list[tuple[str, str, torch.Size]] = []
+    sums = WordSums()
     for name, tensor in named:
-        heads.append((name, str(tensor.device), dtype_name(tensor), tensor.shape))
-        sums.append(word_sum(tensor))
-    values: dict[int, int] = {}
-    for device in {head[1] for head in heads}:
-        rows = [row for row, head in enumerate(heads) if head[1] == device]
-        values.update(zip(rows, torch.stack([sums[row] for row in rows]).tolist(), strict=True))
+        heads.append((name, dtype_name(tensor), tensor.shape))
+        sums.add(tensor)
     return {
-        name: format_fingerprint(dtype, shape, int(values[row]))
-        for row, (name, _device, dtype, shape) in enumerate(heads)
+        name: format_fingerprint(dtype, shape, value)
+        for (name, dtype, shape), value in zip(heads, sums.values(), strict=True)
     }
+
+
+class WordSums:
+    """Sums of many tensors' mixed words, in the order in which they are added.
+
+    On a card a tensor by itself is some twenty kernels, and a model has hundreds: small ones are gathered and mixed together, in
+    as many kernels as one, and told apart by running sums. `gather` words are gathered at most; None: as the device wants it.
+    """
+
+    def __init__(self, gather: int | None = None) -> None:
+        self._most = gather
+        self._found: list[Int64[Tensor, ""] | None] = []
+        self._gathered: dict[torch.device, _Gathered] = {}
+
+    def add(self, tensor: Shaped[Tensor, "*shape"]) -> None:
+        """Read a whole tensor."""
+        most = self._most if self._most is not None else (0 if tensor.device.type == "cpu" else _GATHERED_WORDS)
+        count = -(-tensor.numel() * tensor.element_size() // 8)
+        if not 0 < count <= most:
+            self.add_sum(word_sum(tensor))
+            return
+        gathered = self._gathered.get(tensor.device)
+        if gathered is None:
+            gathered = self._gathered[tensor.device] = _Gathered(most, tensor.device)
+        if not gathered.fits(count):
+            self._flush(gathered)
+        gathered.add(len(self._found), tensor, count)
+        self._found.append(None)
+
+    def add_sum(self, total: Int64[Tensor, ""]) -> None:
+        """Take a sum that is known."""
+        self._found.append(total)
+
+    def values(self) -> list[int]:
+        """All sums, mod 2^64 (their sign is that of int64); copied to the host once per device."""
+        import torch
+
+        for gathered in self._gathered.values():
+            self._flush(gathered)
+        totals = [total for total in self._found if total is not None]
+        values: list[int] = [0] * len(totals)
+        for device in {total.device for total in totals}:
+            rows = [row for row, total in enumerate(totals) if total.device == device]
+            for row, value in zip(rows, torch.stack([totals[row] for row in rows]).tolist(), strict=True):
+                values[row] = int(value)
+        return values
+
+    def _flush(self, gathered: _Gathered) -> None:
+        for place, total in gathered.sums():
+            self._found[place] = total
+
+
+class _Gathered:
+    """Words of tensors, one after the other, each beginning at a whole word."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        import torch
+
+        self._words = torch.empty(most, dtype=torch.int64, device=device)
+        self._places: list[int] = []
+        self._counts: list[int] = []
+        self._used = 0
+
+    def fits(self, count: int) -> bool:
+        return self._used + count <= len(self._words)
+
+    def add(self, place: int, tensor: Shaped[Tensor, "*shape"], count: int) -> None:
+        import torch
+
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        target = self._words[self._used : self._used + count]
+        if len(data) % 8:
+            target[-1] = 0
+        target.view(torch.uint8)[: len(data)].copy_(data)
+        self._places.append(place)
+        self._counts.append(count)
+        self._used += count
+
+    def sums(self) -> list[tuple[int, Int64[Tensor, ""]]]:
+        """Sum of each tensor, by its place; nothing is gathered then."""
+        import torch
+
+        if not self._places:
+            return []
+        words = self._words[: self._used]
+        counts = torch.tensor(self._counts, device=words.device)
+        ends = counts.cumsum(0)
+        starts = torch.repeat_interleave(ends - counts, counts, output_size=self._used)
+        positions = torch.arange(self._used, dtype=torch.int64, device=words.device).sub_(starts).mul_(_POSITION)
+        until = _mix(positions.bitwise_xor_(words)).cumsum(0)[ends - 1]  # wraps, as a difference of two does
+        found = torch.diff(until, prepend=until.new_zeros(1))
+        places, self._places, self._counts, self._used = self._places, [], [], 0
+        return list(zip(places, found.unbind(), strict=True))
 
 
 def combined(parts: Mapping[str, str]) -> str:
@@ -133,11 +223,14 @@ def _mixed_sum(
     """Sum of the mixed words; `positions` holds i * c of each word's position i, counted from `start`."""
     # int64 arithmetic wraps, and >> keeps the sign, hence the masks.
     offset = _signed(start * _POSITION % (1 << 64))
-    mixed = (positions + offset).bitwise_xor_(words)
-    mixed.bitwise_xor_((mixed >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
-    mixed.bitwise_xor_((mixed >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
-    mixed.bitwise_xor_((mixed >> 31).bitwise_and_((1 << 33) - 1))
-    return mixed.sum()
+    return _mix((positions + offset).bitwise_xor_(words)).sum()
+
+
+def _mix(words: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
+    """Splitmix64's finalizer of each word, in place."""
+    words.bitwise_xor_((words >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
+    words.bitwise_xor_((words >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
+    return words.bitwise_xor_((words >> 31).bitwise_and_((1 << 33) - 1))
 
 
 def format_fingerprint(dtype: str, shape: Iterable[int], value: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pods_cluster.weights.fingerprint import dtype_name, format_fingerprint, strided_sum, word_sum
+from pods_cluster.weights.fingerprint import WordSums, dtype_name, format_fingerprint, strided_sum, word_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped
@@ -60,17 +60,17 @@ def shard_sum(tensor: Shaped[Tensor, "*shape"], shard: Shard) -> Int64[Tensor, "
 def shard_sums(shards: Iterable[tuple[str, Shaped[Tensor, "*shape"], Shard]]) -> dict[str, ShardSum]:
     """Sums of one worker's shards, by name. Each tensor is read before the next is asked for; the sums are copied to the
     host once."""
-    import torch
-
     heads: list[tuple[str, str, Shard, int]] = []
-    sums: list[Int64[Tensor, ""]] = []
+    sums = WordSums()
     for name, tensor, shard in shards:
         heads.append((name, dtype_name(tensor), shard, _length(tensor, shard.dim)))
-        sums.append(shard_sum(tensor, shard))
-    totals = torch.stack(sums).tolist() if sums else []
+        if tuple(tensor.shape) == shard.shape:
+            sums.add(tensor)
+        else:
+            sums.add_sum(shard_sum(tensor, shard))
     return {
         name: (dtype, list(shard.shape), shard.dim, shard.start, length, total % (1 << 64))
-        for (name, dtype, shard, length), total in zip(heads, totals, strict=True)
+        for (name, dtype, shard, length), total in zip(heads, sums.values(), strict=True)
     }
 
 

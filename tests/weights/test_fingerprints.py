@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pods_cluster.weights import fingerprint as module
-from pods_cluster.weights.fingerprint import combined, difference, fingerprint, fingerprints
+from pods_cluster.weights.fingerprint import WordSums, combined, difference, fingerprint, fingerprints, word_sum
 from tests.law import law
 
 LAW = law(50)
@@ -44,6 +44,36 @@ def test_does_not_depend_on_how_it_was_cut(data, words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CPU_WORDS", words)
         assert fingerprint(tensor_of(data)) == whole
+
+
+@LAW
+@given(st.lists(st.binary(max_size=70), max_size=9), st.integers(1, 20))
+def test_sums_of_tensors_that_are_gathered_are_those_of_each(contents: list[bytes], words: int) -> None:
+    tensors = [tensor_of(data) for data in contents]
+    gathered, alone = WordSums(gather=words), WordSums(gather=0)
+    for tensor in tensors:
+        gathered.add(tensor)
+        alone.add(tensor)
+    assert [value % (1 << 64) for value in gathered.values()] == [reference(data) for data in contents]
+    assert gathered.values() == alone.values()
+
+
+def test_parameters_of_a_model_are_gathered_exactly() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(40, 12).to(torch.bfloat16)
+    shapes = [
+        torch.randn(7, 3),
+        rows,
+        rows[4:20],
+        rows[:, 2:5],
+        torch.randn(5).to(torch.float16),
+        torch.zeros(0),
+        torch.ones(()),
+    ]
+    gathered = WordSums(gather=64)
+    for tensor in shapes:
+        gathered.add(tensor)
+    assert gathered.values() == [int(word_sum(tensor)) for tensor in shapes]
 
 
 @LAW
