@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks._result_file import records
 from benchmarks.evidence_answers import RESULT
-from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines, paced_lines, reach_lines
+from benchmarks.evidence_claims import claim_lines, points, reach_lines
+from benchmarks.evidence_sections import GPU_PARTS, gpu_lines, gradient_lines, paced_lines
 from pods_cluster.telemetry.comparison_figure import save_comparison
 from pods_cluster.telemetry.curves import Axis, Curve
 
@@ -108,6 +109,7 @@ def _lines(
     yield ""
     yield from _how(result)
     yield from reach_lines(result, gpu)
+    yield from claim_lines(result)
     for name, (title, about) in QUESTIONS.items():
         yield f"## {title}"
         yield ""
@@ -196,7 +198,7 @@ def _part(result: Mapping[str, Any], name: str) -> Iterator[str]:
             *(rows.get(arm) for rows in clocks.values()),
         ]
         cells += ["" if base else _sooner(found) for found in told]
-        cells.append("" if base else _gap(by_axis.get((arm, "steps"))))
+        cells.append("" if base else points(by_axis.get((arm, "steps"))))
         yield "| " + " | ".join(cells) + " |"
     yield ""
     yield from _did_not_hold(part, by_axis)
@@ -220,40 +222,36 @@ def _sooner(row: Mapping[str, Any] | None) -> str:
     return f"{row['speed_up']:.2f} [{row['speed_up_low']:.2f}, {high}]"
 
 
-def _gap(row: Mapping[str, Any] | None) -> str:
-    if row is None or row["difference"] is None:
-        return "–"
-    band = (
-        ""
-        if row["difference_low"] is None
-        else f" [{100 * row['difference_low']:+.1f}, {100 * row['difference_high']:+.1f}]"
-    )
-    return f"{100 * row['difference']:+.1f} points{band}"
-
-
 def _did_not_hold(part: Mapping[str, Any], by_axis: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
-    """What is not shown: arms whose interval holds 1, or that were not sooner, on this machine's own seconds."""
-    unclear, later, never, alone = [], [], [], []
-    for (arm, axis), row in by_axis.items():
-        if axis != "training-minutes" or arm == part["baseline"]:
+    """What is not shown: arms whose interval holds 1, or that were not sooner, on own seconds; and later by a clock."""
+    unclear, never, alone = [], [], []
+    late: dict[str, list[str]] = {}
+    told = [("", arm, row) for (arm, axis), row in by_axis.items() if axis == "training-minutes"]
+    told += [(clock, row["arm"], row) for clock, rows in part["clocks"].items() for row in records(rows)]
+    for clock, arm, row in told:
+        if arm == part["baseline"]:
             continue
         if row["speed_up"] is None:
-            never += [arm] if row["reaches_at"] is None else []
+            never += [arm] if row["reaches_at"] is None and not clock else []
         elif row["speed_up_low"] is None:
-            alone.append(arm)
+            alone += [] if clock else [arm]
         elif row["speed_up_low"] <= 1.0 <= (row["speed_up_high"] or float("inf")):
-            unclear.append(arm)
+            unclear += [] if clock else [arm]
         elif row["speed_up"] < 1.0:
-            later.append(arm)
+            late.setdefault(clock, []).append(arm)
+    later = late.pop("", [])
     for arms, text in (
         (never, "did not reach it in their time"),
-        (later, "were later than the baseline, by more than chance between seeds"),
-        (unclear, "have an interval that holds 1: neither sooner nor later is shown"),
-        (alone, "have one pair of seeds: no interval, so nothing is shown"),
+        (later, "later than the baseline, by more than chance between seeds"),
+        (unclear, "the interval holds 1, so neither sooner nor later is shown"),
+        (alone, "one pair of seeds, so no interval, and nothing is shown"),
     ):
         if arms:
             yield f"- {', '.join(arms)}: {text}."
-    if never or later or unclear or alone:
+    for arms in dict.fromkeys(tuple(arms) for arms in late.values()):
+        names = ", ".join(f"`{clock}`" for clock, those in late.items() if tuple(those) == arms)
+        yield f"- {', '.join(arms)}: later than the baseline as told by {names}, by more than chance between seeds."
+    if never or later or unclear or alone or late:
         yield ""
 
 

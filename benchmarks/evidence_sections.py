@@ -41,59 +41,6 @@ GPU_PARTS = {
 STAGES = {"timing_s/step": "the whole", "timing_s/update": "update", "timing_s/generate": "wait for rollouts"}
 
 
-REACH, REACH_OVERLAP = 1.7, 2.5
-"""How many times sooner than grpo-ga grpo-pods is wanted to be: the paper's least, and where two pools overlap."""
-OVERLAPPING = ("two",)
-"""Parts on GPUs whose pools have cards of their own and work at the same time."""
-
-
-def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None) -> Iterator[str]:
-    """The table that says where grpo-pods was as much sooner than grpo-ga as was wanted; nothing where no arms were run."""
-    rows: list[tuple[str, float, Mapping[str, Any] | None]] = []
-    if result is not None and "arms" in result["parts"]:
-        part = result["parts"]["arms"]
-        rows.append(("the hard task, this machine's own seconds", REACH, _of_pods(part["rows"])))
-        for clock, told in part["clocks"].items():
-            wanted = REACH_OVERLAP if clock.endswith("-overlap") else REACH
-            rows.append((f"the hard task, told by `{clock}`", wanted, _of_pods(told)))
-    for name, (title, *_) in GPU_PARTS.items():
-        if gpu is not None and name in gpu["parts"]:
-            wanted = REACH_OVERLAP if name in OVERLAPPING else REACH
-            rows.append((f"{title}, H200", wanted, _of_pods(gpu["parts"][name]["rows"])))
-    if not rows:
-        return
-    yield "## Is PODS sooner?"
-    yield ""
-    yield (
-        f"grpo-pods beside grpo-ga, in time to the accuracy that was named. Wanted were {REACH:g} times (the paper's least), and "
-        f"{REACH_OVERLAP:g} where two pools overlap."
-    )
-    yield ""
-    yield "| where | times sooner, 95 % interval | wanted | holds |"
-    yield "|---|---|---|---|"
-    for where, wanted, row in rows:
-        if row is None or row["speed_up"] is None:
-            reached = row is not None and row["reaches_at"] is not None
-            yield f"| {where} | {'grpo-ga never reached it' if reached else 'never reached'} | {wanted:g} | not shown |"
-            continue
-        value, low, high = row["speed_up"], row["speed_up_low"], row["speed_up_high"]
-        band = "" if low is None else f" [{low:.2f}, {'∞' if high is None else f'{high:.2f}'}]"
-        held = value >= wanted if low is None else low >= wanted
-        open_ = low is None or high is None or high >= wanted
-        yield f"| {where} | {value:.2f}{band} | {wanted:g} | {'yes' if held else 'not shown' if open_ else 'no'} |"
-    yield ""
-
-
-def _of_pods(table: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The row of grpo-pods on training time."""
-    found = [
-        row
-        for row in records(table)
-        if row["arm"] == "grpo-pods" and row.get("axis", "training-minutes") == "training-minutes"
-    ]
-    return found[0] if found else None
-
-
 def gpu_lines(result: Mapping[str, Any] | None, tables: Callable[[str], Iterator[str]]) -> Iterator[str]:
     """The sections of the arms on GPUs; `result` None: nothing was run. `tables` gives the tables of a part."""
     yield "## Three arms on GPUs"

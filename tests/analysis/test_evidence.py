@@ -11,8 +11,8 @@ from benchmarks import evidence_page
 from benchmarks._result_file import render
 from benchmarks.evidence import PARTS, Part, quick_time
 from benchmarks.evidence_answers import answer
+from benchmarks.evidence_claims import CLAIMS, claim_lines, reach_lines
 from benchmarks.evidence_clocks import Clock, as_rows, clocks
-from benchmarks.evidence_sections import reach_lines
 from pods_cluster.config.sweep import load_sweep
 from pods_cluster.telemetry.curves import RunSeries
 from pods_cluster.telemetry.speedup import Target
@@ -70,7 +70,7 @@ def test_the_page_tells_the_speed_up_of_its_result() -> None:
     )
     # a step of GRPO-GA takes 192 parts of time, one of PODS 80, with the same accuracy at each step
     assert "| 2.40 [2.40, 2.40] | 1.00 [1.00, 1.00] |" in row
-    assert "have an interval that holds 1" not in text
+    assert "the interval holds 1" not in text
     # n, m, the rules, the prompts, staleness, settling, the clocks' check, the arms on GPUs in five ways, the gradients
     assert text.count("**Not run yet.**") == 13
     assert "docs/images" not in text
@@ -102,7 +102,9 @@ def test_a_part_on_gpus_says_what_was_to_be_reached_and_what_its_time_is_made_of
         "- **grpo-pods**: a step takes 0.42 of grpo-ga's time (the whole 12.80 s beside 30.72, update 2.56 s beside 20.48, "
         "wait for rollouts 10.24 s beside 10.24), and it needs 1.00 times as many of them."
     ) in text
-    assert "| MATH, one card, H200 | 2.40 [2.40, 2.40] | 1.7 | yes |" in text
+    assert (
+        "| MATH, one card, H200 | 3 points above the start, named before | 3 | 2.40 [2.40, 2.40] | 1.7 | yes |" in text
+    )
     assert "(images/evidence_gpu_math.png)" in text
     assert "MATH, one card;" not in text[text.index("## Not run yet") :]
 
@@ -143,6 +145,10 @@ def test_a_clock_tells_time_and_nothing_else() -> None:
 def test_every_part_names_arms_of_its_sweep(part: Part) -> None:
     arms = load_sweep(part.file).arms
     assert {part.baseline, *part.quick, *part.borrowed.values()} <= set(arms)
+    claims = [claim for claim in CLAIMS if PARTS[claim.part] is part]
+    assert {claim.arm for claim in claims} <= {*arms} - {part.baseline}
+    told = {clock.name for clock in clocks()} if part.told_by_clocks else set()
+    assert {claim.by for claim in claims} <= {"steps", "sooner"} | told
     three = load_sweep(PARTS["arms"].file).arms
     for arm, name in part.borrowed.items():
         one, other = three[arm][0].config, arms[name][0].config
@@ -165,3 +171,24 @@ def test_what_is_wanted_holds_only_where_the_whole_interval_is_above_it() -> Non
     assert told(1.4, 1.3, 1.5) == "no"
     assert told(None, None, None, reaches_at=None) == "not shown"
     assert list(reach_lines(None, None)) == []
+
+
+def test_a_claim_holds_where_its_whole_interval_is_on_its_side() -> None:
+    columns = ["arm", "axis", "reaches_at", "speed_up", "speed_up_low", "speed_up_high", "difference", "difference_low"]
+    columns.append("difference_high")
+
+    def told(part: str, arm: str, axis: str, *values: float | None) -> str:
+        found = {"parts": {part: {"rows": {"columns": columns, "rows": [[arm, axis, 2.0, *values]]}, "clocks": {}}}}
+        (row,) = (line for line in claim_lines(found) if line.startswith("| ") and "interval |" not in line)
+        return row.split("|")[-2].strip()
+
+    nothing = (None, None, None)
+    assert told("rules", "max_variance", "steps", *nothing, 0.1, 0.05, 0.15) == "yes"
+    assert told("rules", "max_variance", "steps", *nothing, 0.1, -0.05, 0.25) == "not shown"
+    assert told("rules", "max_reward", "steps", *nothing, 0.05, 0.01, 0.09) == "no"
+    assert told("arms", "grpo-pods", "steps", *nothing, -0.01, -0.04, 0.01) == "no loss seen"
+    assert told("arms", "grpo-pods", "steps", *nothing, -0.01, -0.04, -0.001) == "no"
+    assert told("n", "n64", "training-minutes", 1.2, 1.1, None, *nothing) == "yes"
+    assert told("n", "n64", "training-minutes", 1.2, None, None, *nothing) == "not shown"
+    assert told("n", "n64", "training-minutes", None, 0.0, 0.0, *nothing) == "no"
+    assert list(claim_lines(None)) == []
