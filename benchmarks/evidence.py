@@ -64,8 +64,6 @@ PARTS = {
     "settling": Part("settling-cpu", "settle-off", ("settle-waves",), {"grpo-pods": "settle-off"}),
 }
 QUICK_SECONDS, SECONDS = 60.0, 120.0
-QUICK_SPEED = 8.0
-"""How many times the clocks' rates the pools that keep time have with `--quick`."""
 RUN_GIB = 3.0
 """Memory of one run: controller, generator, learner and Ray's own processes, 2 to 2.5 GiB."""
 ARM_SIZES = {"grpo": (8, 8), "grpo-ga": (64, 64), "grpo-pods": (64, 8)}
@@ -171,7 +169,9 @@ def main() -> None:
     parser.add_argument("--accuracy", type=float, help="accuracy to reach; left out: 99 %% of the baseline's best")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
     parser.add_argument("--no-run", action="store_true", help="only read the runs that are in --work")
-    parser.add_argument("--no-paced", action="store_true", help="do not check the clocks on pools that keep time")
+    parser.add_argument(
+        "--no-paced", action="store_true", help="do not check the clocks on pools that keep time, as --quick"
+    )
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".cache" / "evidence", help="folder of the model and the runs"
     )
@@ -211,9 +211,8 @@ def main() -> None:
         result["parts"][name] = answer(
             arms_of(part, arguments.work), part.baseline, Target(arguments.accuracy), told, by_steps=name == "arms"
         )
-    if "arms" in parts and not arguments.no_paced:
-        slow = [clock for clock in which if clock.name.startswith("3b")]
-        result |= measure_paced(ARM_SIZES, slow, prompts=16, speed=QUICK_SPEED if arguments.quick else 1.0)
+    if "arms" in parts and not (arguments.no_paced or arguments.quick):
+        result |= measure_paced(ARM_SIZES, [clock for clock in which if clock.name.startswith("3b")], prompts=16)
     result["minutes"] = None if arguments.no_run else (time.monotonic() - started) / 60
     if arguments.quick_result:
         result["quick"] = quick_time(json.loads(arguments.quick_result.read_text(encoding="utf-8")))
