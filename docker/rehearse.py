@@ -64,7 +64,9 @@ class Stage:
             env["HOME"] = f"/home/{'ray' if self.user.startswith('1000') else self.user}"
         inside = ["chroot", f"--userspec={self.user}", str(self.root), "/usr/bin/env", "--ignore-environment",
                   f"--chdir={self.folder}", *(f"{name}={value}" for name, value in env.items()), *command]  # fmt: skip
-        mounted = ["unshare", "--mount", "--propagation", "private", "bash", "-c", _MOUNTS, "mounts", str(self.root)]
+        # The command is process 1, as in a container: what it leaves behind ends with it.
+        apart = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
+        mounted = [*apart, "bash", "-c", _MOUNTS, "mounts", str(self.root)]
         done = subprocess.run([*mounted, *inside], env={**os.environ, "BINDS": " ".join(binds)}, check=False)
         if done.returncode:
             raise SystemExit(f"exit code {done.returncode}: {shlex.join(command)[:300]}")

@@ -70,7 +70,7 @@ volumes:
 {{- define "pods.group" -}}
 {{- if or (lt (int .pool.replicas) (int .pool.minReplicas)) (gt (int .pool.replicas) (int .pool.maxReplicas)) }}
 {{- fail (printf "%s.replicas (%d) must lie between minReplicas (%d) and maxReplicas (%d)" .name (int .pool.replicas) (int .pool.minReplicas) (int .pool.maxReplicas)) }}
-{{- end }}
+{{- end -}}
 groupName: {{ .name }}
 replicas: {{ .pool.replicas }}
 minReplicas: {{ .pool.minReplicas }}
@@ -102,7 +102,7 @@ template:
 {{- define "pods.cluster" -}}
 {{- if ge (int .Values.drainSeconds) (int .Values.terminationGracePeriodSeconds) }}
 {{- fail (printf "drainSeconds (%d) must be less than terminationGracePeriodSeconds (%d): a pod is killed after that" (int .Values.drainSeconds) (int .Values.terminationGracePeriodSeconds)) }}
-{{- end }}
+{{- end -}}
 rayVersion: {{ .Values.rayVersion }}
 enableInTreeAutoscaling: true
 autoscalerOptions:
