@@ -21,6 +21,7 @@ import json
 import os
 import resource
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -211,7 +212,11 @@ def _command(message: dict[str, Any], own: dict[str, str]) -> tuple[list[str], s
         return command, "in a process group of another session"
     if not set(message["namespaces"]) <= set(_JOINED) or (message["namespaces"] and os.geteuid()):
         return command, "in namespaces of its own"
-    if context.get("command_prefix") or context.get("override_worker_entrypoint"):
+    prefix = context.get("command_prefix") or []
+    if len(prefix) == 3 and (prefix[0], prefix[2]) == ("cd", "&&"):  # a submitted run has a folder of its own
+        (message["folder"],) = shlex.split(prefix[1])
+        prefix = []
+    if prefix or context.get("override_worker_entrypoint"):
         return command, "through a command of its own"
     if context.get("py_executable", sys.executable) != sys.executable:
         return command, "another Python"
