@@ -16,6 +16,7 @@ from typing import Any
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError
 from pods_cluster.data.file_kinds import LFS_POINTER
+from pods_cluster.data.model_settings import GENERATION, TOKENIZER, refuse_config, refuse_settings
 
 INDEX = "model.safetensors.index.json"
 OTHER_TASK = re.compile(r"For(MaskedLM|\w+Classification|QuestionAnswering|MultipleChoice|Pretraining)$", re.IGNORECASE)
@@ -65,9 +66,11 @@ def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], Sha
     kind = settings.get("model_type")
     if not isinstance(kind, str | None):
         raise DataError(f"{field}: model_type of {path!r} is {kind!r}, no text; copy its config.json again")
+    _check_beside(folder, path, field)
     remote = isinstance(auto := settings.get("auto_map"), Mapping) and "AutoModelForCausalLM" in auto
     known = _causal_types()
-    architectures = [name for name in settings.get("architectures") or [] if isinstance(name, str)]
+    named = settings.get("architectures")
+    architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     if known and kind not in known and not (remote and trusted):
         fix = "set model.trust_remote_code: true" if remote else "give a causal language model, or update transformers"
         raise DataError(
@@ -84,13 +87,30 @@ def _check(path: str, field: str, trusted: bool) -> tuple[Mapping[str, Any], Sha
             f"{field}: {path!r} is quantised ({method}), and quantised weights cannot be trained; give the model that it "
             f"was made from"
         )
+    refuse_config(settings, path, field)
     return settings, _weights(folder, path, field)
+
+
+def _check_beside(folder: Path, path: str, field: str) -> None:
+    """Refuse values of the settings files beside config.json that transformers does not take."""
+    for name, kinds in (("generation_config.json", GENERATION), ("tokenizer_config.json", TOKENIZER)):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ):  # absent or torn: the first is left alone, a tokenizer is refused later
+            continue
+        if not isinstance(found, Mapping):
+            if kinds is GENERATION:
+                raise DataError(f"{field}: {str(folder / name)!r} holds no object; copy the model again, or remove it")
+            continue
+        refuse_settings(found, kinds, name, path, field)
 
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by name."""
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-"""Sizes in config.json that are whole numbers of every decoder that has them."""
 
 
 def _no_weights(path: str, field: str, settings: Mapping[str, Any], names: Shapes, needed: bool) -> list[str]:
@@ -130,7 +150,8 @@ def _json(file: Path, field: str) -> Mapping[str, Any]:
 def _weights(folder: Path, path: str, field: str) -> Shapes:
     """The weights in safetensors files; empty where the model has others. Raises DataError for torn files."""
     if (folder / INDEX).is_file():
-        where = _json(folder / INDEX, field).get("weight_map")
+        index = _json(folder / INDEX, field)
+        where = index.get("weight_map")
         files = sorted({str(name) for name in where.values()}) if isinstance(where, Mapping) else []
         if not files or any(Path(name).name != name for name in files):
             raise DataError(
@@ -142,13 +163,20 @@ def _weights(folder: Path, path: str, field: str) -> Shapes:
                 f"{field}: {path!r} lacks {len(missing)} of {len(files)} files of weights ({', '.join(missing[:3])}); "
                 f"finish the download"
             )
+        if "metadata" not in index:
+            raise DataError(f"{field}: {str(folder / INDEX)!r} has no `metadata`, which loaders read; copy it again")
     elif (folder / "model.safetensors").is_file():
-        files = ["model.safetensors"]
+        files, where = ["model.safetensors"], None
     else:
         return {}
     found: Shapes = {}
     for name in files:
         found |= _shapes(folder / name, field)
+    if absent := sorted(set(where or ()) - found.keys()):
+        raise DataError(
+            f"{field}: {str(folder / INDEX)!r} names {len(absent)} tensors that its files do not hold ({absent[0]}, …); copy "
+            f"the model again"
+        )
     return found
 
 
@@ -169,30 +197,18 @@ def _shapes(file: Path, field: str) -> Shapes:
         shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         end, shapes = size + 1, {}
-    if end > size:
+    if end != size:
         raise DataError(f"{field}: {str(file)!r} is cut short or damaged ({size:,} bytes); copy it again")
     return shapes
 
 
 def _check_sizes(path: str, field: str, settings: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse sizes in config.json that cannot be, or that the weights beside it do not have.
+    """Refuse sizes in config.json that the weights beside it do not have.
 
     Only what every decoder has by the same name is looked at; the loading of the model finds the rest.
     """
-    text = settings.get("text_config")
-    text = text if isinstance(text, Mapping) else settings
-    for name in SIZES:
-        value = text.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DataError(
-                f"{field}: {name} in the config.json of {path!r} is {value!r}; it must be a whole number from 1, copy it again"
-            )
-    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
-    if width and heads and width % heads and not text.get("head_dim"):
-        raise DataError(
-            f"{field}: hidden_size {width} in the config.json of {path!r} cannot be divided into num_attention_heads {heads}; "
-            f"copy it again"
-        )
+    text = settings.get("text_config") or settings
+    width, vocabulary = text.get("hidden_size"), text.get("vocab_size")
     layers = {int(found[1]) for name in shapes if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name))}
     wanted = text.get("num_hidden_layers", 0)
     embedding = next(
@@ -202,6 +218,8 @@ def _check_sizes(path: str, field: str, settings: Mapping[str, Any], shapes: Sha
         told = f"num_hidden_layers {wanted}, and its weights have {len(layers)} layers"
     elif len(embedding) == 2 and width and "word_embed_proj_dim" not in text and embedding[1] != width:
         told = f"hidden_size {width}, and its weights have {embedding[1]}"
+    elif len(embedding) == 2 and vocabulary and text is settings and embedding[0] < vocabulary:
+        told = f"vocab_size {vocabulary}, and its weights have {embedding[0]} tokens"
     else:
         return
     raise DataError(f"{field}: config.json of {path!r} says {told}: they do not belong together; copy the model again")

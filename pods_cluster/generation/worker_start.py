@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pods_cluster.config import Config
-from pods_cluster.generation.engine import Engine
+from pods_cluster.generation.engine import Engine, EngineError
 from pods_cluster.generation.turns import ENVIRONMENT
 
 SWITCH_SECONDS = 0.0002
@@ -45,9 +45,15 @@ def start_engine(config: Config) -> Started:
         beside = () if config.environment is None else (ENVIRONMENT,)
         scorers = pool.submit(ScorerPool, config.reward, config.scoring, beside=beside)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-            )
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(
+                    model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+                )
+            except Exception as error:  # what broken settings raise is of every kind
+                raise EngineError(
+                    f"model.path: the tokenizer of {model.path!r} cannot be loaded ({type(error).__name__}: {error}); copy "
+                    f"its files again"
+                ) from error
             engine = make_engine(config, tokenizer)
         except BaseException:
             if scorers.exception() is None:

@@ -50,7 +50,10 @@ def export(trainer: Trainer, folder: Path, bucket_bytes: int = 1 << 28) -> list[
     if adapter is not None:
         peft_model = cast(Any, trainer.engine.policy.model)
         peft_model.save_pretrained(partial / "adapter", state_dict=adapter)
-    load_tokenizer(trainer.config.model).save_pretrained(partial)
+    try:
+        load_tokenizer(trainer.config.model).save_pretrained(partial)
+    except Exception as error:  # the weights must not be lost over it
+        notes.append(f"the tokenizer is not beside the model ({first_line(error)}); copy it from model.path")
     commit(partial, folder)
     return notes
 

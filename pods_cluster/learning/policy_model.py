@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -77,13 +78,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what broken settings raise is of every kind
         raise ModelError(f"model.path: {config.path!r} has no tokenizer that loads: {error}") from error
     if config.chat_template is not None:
         template = config.chat_template
-        if "{" not in template:
-            with open(template, encoding="utf-8") as file:
-                template = file.read()
+        if "{" not in template and "\n" not in template:
+            template = Path(template).expanduser().read_text(encoding="utf-8")
         tokenizer.chat_template = template
     return cast(PreTrainedTokenizerBase, tokenizer)
 

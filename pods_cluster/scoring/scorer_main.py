@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import pickle
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from pods_cluster.scoring import scorer_keeper
@@ -194,21 +195,29 @@ def _request(rows: Mapping[int, bytes], completion: Completion) -> ScoreRequest:
 
 def read_results(raw: Any, reward: RewardConfig | SentReward, count: int) -> list[Result]:
     """Turn what a reward returned for `count` completions into `count` values or named failures."""
-    if isinstance(raw, str | bytes) or not hasattr(raw, "__len__") or not hasattr(raw, "__iter__"):
+    if (
+        isinstance(raw, str | bytes | bytearray | Mapping | Set)
+        or not hasattr(raw, "__len__")
+        or not hasattr(raw, "__iter__")
+    ):
         message = f"returned {_shown(raw)}, expected a list of {count} numbers or None"
         return [(None, FailureKind.ERROR, message)] * count
     if len(raw) != count:
         message = f"returned {len(raw)} values for {count} completions"
         return [(None, FailureKind.LENGTH, message)] * count
     bounds = declared_range(reward)
-    return [_read_value(value, bounds) for value in raw]
+    results = [_read_value(value, bounds) for value in itertools.islice(raw, count + 1)]
+    if len(results) != count:  # a list of its own kind may say another length than it has
+        message = f"returned a {type(raw).__name__} that says {count} values and gives {len(results)}"
+        return [(None, FailureKind.LENGTH, message)] * count
+    return results
 
 
 def _read_value(value: Any, bounds: tuple[float, float] | None) -> Result:
     if value is None:
         return None, FailureKind.NONE, "returned None"
     try:
-        if isinstance(value, str | bytes):
+        if isinstance(value, str | bytes | bytearray):
             raise TypeError
         number = float(value)
     except Exception:

@@ -5,12 +5,11 @@ Each rule has a paragraph of its name in docs/troubleshooting.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pods_cluster.telemetry.health_window import WINDOW, Window, total
+from pods_cluster.telemetry.health_window import WINDOW, Window, fall_of, total
 from pods_cluster.telemetry.pace import pace_of
 
 Level = Literal["info", "warning", "error"]
@@ -51,12 +50,34 @@ def _no_update(window: Window, threshold: float) -> Finding | None:
     last = list(window.records)[-int(threshold) :]
     if len(last) < threshold or any(record.get("updates") for record in last):
         return None
+    skipped = total(record.get("updates_skipped") or 0.0 for record in last)
+    fates = {fate: total(record.get(f"groups/{fate}") or 0.0 for record in last) for fate in UNTRAINED}
+    fate = max(fates, key=lambda name: fates[name])
+    cause, advice = UNTRAINED[fate] if fates[fate] else UNTRAINED["no_signal"]
+    if skipped:
+        cause, advice = SKIPPED
     return _warn(
         "no-update",
-        f"no update in the last {len(last)} steps: the weights stay as they are",
-        "look at the rewards of the sampled groups; all of them are equal, or fail",
+        f"no update in the last {len(last)} steps: the weights stay as they are{f'; {cause}' if skipped or fates[fate] else ''}",
+        advice,
         "error",
     )
+
+
+SKIPPED = (
+    "their loss or gradient was not finite",
+    "look at the groups that the events update_skipped name; lower learner.learning_rate",
+)
+UNTRAINED = {
+    "no_signal": (
+        "the rewards of each group are equal",
+        "look at the rewards of the sampled groups; all of them are equal, or fail",
+    ),
+    "too_few_valid": ("too few rollouts of each group have a reward", "mend the reward: events.jsonl has its error"),
+    "stale": ("the groups were too old", "raise staleness, lower generator.max_tokens, or add generators"),
+    "lost": ("the groups were lost with their generators", "see their causes in events.jsonl; memory is the usual one"),
+}
+"""Why groups of a fate are not trained, and what to change."""
 
 
 def _skipped(window: Window, threshold: float) -> Finding | None:
@@ -138,17 +159,12 @@ def _stale(window: Window, threshold: float) -> Finding | None:
 
 
 def _reward_falls(window: Window, threshold: float) -> Finding | None:
-    values = window.rewards
-    if len(values) < 3 * WINDOW:
-        return None
-    now = _mean(values[-WINDOW:])
-    best = max(_mean(values[at : at + WINDOW]) for at in range(0, len(values) - 2 * WINDOW + 1, WINDOW))
-    noise = _deviation(values[-WINDOW:]) / math.sqrt(WINDOW)
-    if best - now <= threshold * max(abs(best), 1e-6) or best - now <= 4 * noise:
+    fall = fall_of(window.rewards, threshold)
+    if fall is None:
         return None
     return _warn(
         "reward-falls",
-        f"the reward fell from {best:.3g} (its best {WINDOW} steps) to {now:.3g}",
+        f"the reward fell from {fall.best:.3g} (its best {fall.steps} steps) to {fall.now:.3g}",
         "lower learner.learning_rate, or go back to an earlier checkpoint",
     )
 
@@ -168,13 +184,16 @@ def _entropy_collapse(window: Window, threshold: float) -> Finding | None:
 
 
 def _mismatch(window: Window, threshold: float) -> Finding | None:
-    distance = window.mean("sampling/sampling_logp_difference/mean")
+    distance, versions = window.mean("sampling/sampling_logp_difference/mean"), window.mean("staleness/mean")
     if not distance > threshold:
         return None
+    # what the updates between sampling and training changed is a part of it
+    first = "try staleness: 0 or a lower learner.learning_rate; if it stays, " if versions >= 0.5 else ""
     return _warn(
         "mismatch",
-        f"engine and learner differ by {distance:.3f} nats a token",
-        "set weights.verify: true for a run; compare model.dtype and model.attention with the engine's",
+        f"engine and learner differ by {distance:.3f} nats a token"
+        + (f", over {versions:.1f} versions between sampling and training" if first else ""),
+        first + "set weights.verify: true for a run; compare model.dtype and model.attention with the engine's",
     )
 
 
@@ -238,8 +257,3 @@ RULES: tuple[Rule, ...] = (
 
 def _mean(values: Sequence[float]) -> float:
     return total(values) / len(values)
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(total((value - mean) * (value - mean) for value in values) / max(len(values) - 1, 1))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Record = Mapping[str, float]
@@ -38,6 +39,46 @@ class Window:
     def share(self, part: str, whole: str) -> float:
         of = self.sum(whole)
         return self.sum(part) / of if of else math.nan
+
+
+STRETCHES = (WINDOW, 2 * WINDOW, 4 * WINDOW, 8 * WINDOW)
+"""Steps over which the newest are compared with the best: a large fall shows in few, a small one in many."""
+CHANCE = 3.0
+"""Standard errors that a fall must have beyond what the best of so many stretches has by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A fall of a series: the mean of its best stretch of `steps` steps, and of its last."""
+
+    steps: int
+    best: float
+    now: float
+
+
+def fall_of(values: Sequence[float], share: float) -> Fall | None:
+    """The fall of the newest steps below the best stretch, by more than `share` of that and than noise explains; None
+    without one, or before three stretches are over.
+
+    Noise is measured by the steps' differences, which a trend hardly changes. Of K stretches without a trend the best is some
+    sqrt(2 ln K) standard errors above the mean, and the worst as far below: twice that is no fall yet.
+    """
+    if len(values) < 3 * WINDOW:
+        return None
+    squares = total((after - before) ** 2 for before, after in itertools.pairwise(values))
+    deviation = math.sqrt(squares / (2 * (len(values) - 1)))
+    sums = [0.0, *itertools.accumulate(values)]
+    last = len(values)
+    for steps in STRETCHES:
+        if last < 3 * steps:
+            break
+        now = (sums[last] - sums[last - steps]) / steps
+        means = [(sums[end] - sums[end - steps]) / steps for end in range(last - steps, steps - 1, -steps)]
+        best = max(means)
+        chance = (2 * math.sqrt(2 * math.log(len(means) + 1)) + CHANCE) * deviation / math.sqrt(steps)
+        if best - now > max(share * abs(best), chance, 1e-9):
+            return Fall(steps, best, now)
+    return None
 
 
 def total(values: Iterable[float]) -> float:

@@ -100,6 +100,46 @@ def weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return write
 
 
+def beside(name: str, **values: Any) -> Callable[[Path], None]:
+    """Change values of a settings file."""
+
+    def write(model: Path) -> None:
+        file = model / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return write
+
+
+def sharded(model: Path, **index: Any) -> None:
+    """Two files of weights and their index, with changes to it."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    where = {name: f"model-0000{1 + at % 2}-of-00002.safetensors" for at, name in enumerate(tensors)}
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in tensors if where[name] == file}, model / file, {"format": "pt"})
+    (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where} | index))
+
+
+def an_index_that_names_more(model: Path) -> None:
+    sharded(model)
+    index = json.loads((model / INDEX).read_text())
+    index["weight_map"]["nope.weight"] = "model-00001-of-00002.safetensors"
+    (model / INDEX).write_text(json.dumps(index))
+
+
+def an_index_without_metadata(model: Path) -> None:
+    sharded(model)
+    index = json.loads((model / INDEX).read_text())
+    del index["metadata"]
+    (model / INDEX).write_text(json.dumps(index))
+
+
+def longer(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"\0" * 8)
+
+
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 INDEX = "model.safetensors.index.json"
 WRONG_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty config": (holding("config.json", ""), "cannot be read"),
@@ -129,6 +169,41 @@ WRONG_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
         "names no files of weights beside",
     ),
     "index of numbers": (holding(INDEX, '{"weight_map": {"a": 5}}'), "lacks 1 of 1 files of weights (5)"),
+    "more tokens than weights": (settings(vocab_size=10**9), "its weights have 16 tokens: they do not belong together"),
+    "no groups": (settings(num_key_value_heads=0), "num_key_value_heads in the config.json of 'model' is 0"),
+    "groups": (settings(num_key_value_heads=3), "cannot be divided by num_key_value_heads 3"),
+    "inner width of a text": (settings(intermediate_size="big"), "intermediate_size in the config.json of 'model' is"),
+    "context of a text": (
+        settings(max_position_embeddings="4k"),
+        "max_position_embeddings in the config.json of 'model'",
+    ),
+    "no context": (settings(max_position_embeddings=0), "it must be a whole number from 1"),
+    "activation of a number": (
+        settings(hidden_act=5),
+        "hidden_act in the config.json of 'model' is 5; it must be a text",
+    ),
+    "tied by a word": (settings(tie_word_embeddings="yes"), "it must be true or false"),
+    "rope of a number": (
+        settings(rope_scaling=5),
+        "rope_scaling in the config.json of 'model' is 5; it must be an object",
+    ),
+    "end of a text": (settings(eos_token_id="x"), "eos_token_id in the config.json of 'model' is 'x'"),
+    "text part of a number": (settings(text_config=5), "text_config in the config.json of 'model' is 5"),
+    "own code of a number": (settings(auto_map=5), "auto_map in the config.json of 'model' is 5"),
+    "end token of a text": (
+        beside(GENERATION, eos_token_id="x"),
+        "eos_token_id in the generation_config.json of 'model'",
+    ),
+    "end token of parts": (beside(GENERATION, eos_token_id=[1, "a"]), "a token's id or a list of ids"),
+    "end token of a fraction": (beside(GENERATION, eos_token_id=1.5), "is 1.5; it must be a token's id"),
+    "generation of a list": (holding(GENERATION, "[]"), "generation_config.json' holds no object"),
+    "end of a number": (beside(TOKENIZER, eos_token=5), "eos_token in the tokenizer_config.json of 'model' is 5"),
+    "class of a number": (beside(TOKENIZER, tokenizer_class=5), "tokenizer_class in the tokenizer_config.json"),
+    "a third side": (beside(TOKENIZER, padding_side="up"), "is 'up'; it must be left or right"),
+    "template of a number": (beside(TOKENIZER, chat_template=5), "chat_template in the tokenizer_config.json"),
+    "weights with a tail": (longer, "cut short or damaged"),
+    "index that names more": (an_index_that_names_more, "names 1 tensors that its files do not hold (nope.weight"),
+    "index without metadata": (an_index_without_metadata, "has no `metadata`, which loaders read"),
     "broken template": (holding("chat_template.jinja", "{% for %}"), "the chat template refuses"),
 }
 
@@ -141,6 +216,23 @@ def test_wrong_models(folder: Path, capsys: pytest.CaptureFixture[str], name: st
     assert code == 1, said
     assert "Traceback" not in said
     assert told in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        sharded,
+        settings(intermediate_size=512, head_dim=None, hidden_act="silu"),
+        beside(GENERATION, eos_token_id=[1, 2]),
+    ],
+    ids=["two files", "nulls", "several ends"],
+)
+def test_models_that_only_look_wrong_pass(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Path], None]
+) -> None:
+    change(folder / "model")
+    code, said = checked(capsys)
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,12 @@ def test_a_model_that_transformers_refuses_to_save_keeps_its_weights(
     (note,) = model_export.export(trainer, tmp_path / "export")
     assert "RuntimeError: a config that cannot be written" in note
     assert same_weights(trainer, tmp_path / "export")
+
+
+def test_a_tokenizer_that_no_longer_loads_does_not_cost_the_model(one_rank, model_folder, tmp_path) -> None:
+    trainer = trainer_of(model_folder, tmp_path, {})
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "up"}))
+    (note,) = model_export.export(trainer, tmp_path / "export")
+    assert "the tokenizer is not beside the model (ModelError: model.path: " in note
+    assert same_weights(trainer, tmp_path / "export")

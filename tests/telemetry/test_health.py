@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_cluster.telemetry.health import Health
 from pods_cluster.telemetry.health_rules import RULES, Finding
-from pods_cluster.telemetry.health_window import WINDOW
+from pods_cluster.telemetry.health_window import WINDOW, fall_of
 
 GOOD: dict[str, float] = {
     "timing_s/step": 4.0,
@@ -256,3 +257,70 @@ def test_no_record_breaks_it(records: list[dict[str, float]]) -> None:
     health = health_of(records)
     assert isinstance(health.line, str)
     assert all(value in (0.0, 1.0) for value in health.metrics().values())
+
+
+@pytest.mark.parametrize(
+    ("record", "cause", "advice"),
+    [
+        ({"updates_skipped": 1}, "their loss or gradient was not finite", "lower learner.learning_rate"),
+        ({"groups/no_signal": 9, "groups/stale": 2}, "the rewards of each group are equal", "all of them are equal"),
+        ({"groups/too_few_valid": 9, "groups/no_signal": 2}, "too few rollouts of each group", "mend the reward"),
+        ({"groups/stale": 9}, "the groups were too old", "raise staleness"),
+        ({"groups/lost": 9}, "lost with their generators", "see their causes"),
+    ],
+)
+def test_no_update_names_its_cause_and_what_mends_that(record: dict[str, float], cause: str, advice: str) -> None:
+    none = {"timing_s/step": 4.0, "updates": 0, "groups/trained": 0}
+    (finding,) = [found for found in health_of([none | record] * 3).findings if found.rule == "no-update"]
+    assert cause in finding.text
+    assert advice in finding.advice
+
+
+def test_a_distance_over_versions_is_told_as_one() -> None:
+    apart = GOOD | {"sampling/sampling_logp_difference/mean": 0.2}
+    (here,) = health_of([apart] * 3).findings
+    (later,) = health_of([apart | {"staleness/mean": 1.5}] * 3).findings
+    assert here.advice.startswith("set weights.verify: true")
+    assert later.advice.startswith("try staleness: 0")
+    assert "over 1.5 versions" in later.text
+
+
+def steps_to_fall(rewards: Any) -> int | None:
+    """Number of steps after which the rule speaks, as a run would hear it."""
+    values = [float(reward) for reward in rewards]
+    return next((at for at in range(1, len(values) + 1) if fall_of(values[:at], 0.2) is not None), None)
+
+
+@pytest.mark.parametrize("groups", [4, 16, 64])
+@pytest.mark.parametrize("mean", [0.02, 0.2, 0.5, 0.9])
+def test_a_reward_without_a_trend_is_no_fall(mean: float, groups: int) -> None:
+    """Prompts are mostly solved or mostly not, so that a step's mean goes up and down by chance."""
+    random = np.random.default_rng(groups)
+    for _ in range(3):
+        chances = random.beta(mean, 1 - mean, (200, groups))
+        assert steps_to_fall(random.binomial(16, chances).mean(1) / 16) is None
+    assert steps_to_fall(random.normal(0.0, 0.1, 200)) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noise", "within"),
+    [(0.5, 0.0, 0.0, 5), (0.5, 0.0, 0.1, 12), (0.6, 0.3, 0.05, 12), (0.6, 0.45, 0.05, 60), (-0.2, -1.0, 0.05, 10),
+     (-10.0, -13.0, 0.1, 15), (1e-3, 0.0, 0.0, 5)],
+)  # fmt: skip
+def test_a_fall_is_told_within_few_steps(before: float, after: float, noise: float, within: int) -> None:
+    random = np.random.default_rng(7)
+    series = np.r_[np.full(60, before), np.full(80, after)] + random.normal(0, noise, 140)
+    told = steps_to_fall(series)
+    assert told is not None
+    assert 60 < told <= 60 + within
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.19])
+def test_a_small_fall_is_no_finding(share: float) -> None:
+    assert steps_to_fall([0.5] * 60 + [0.5 * (1 - share)] * 100) is None
+
+
+@given(st.lists(st.floats(-1e300, 1e300), max_size=80))
+def test_any_series_can_be_judged(values: list[float]) -> None:
+    fall = fall_of(values, 0.2)
+    assert fall is None or fall.now < fall.best

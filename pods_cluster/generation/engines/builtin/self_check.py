@@ -52,6 +52,11 @@ def choose_attention(forward: Forward) -> None:
 
 def _choose(forward: Forward, rows: list[list[int]], expected: Float[Tensor, "tokens vocab"]) -> None:
     model = forward.model
+    if not torch.isfinite(expected).all():
+        raise EngineError(
+            f"model.path: {model.config.model_type} gives log-probabilities that are no numbers ({model.dtype}): its weights "
+            f"are damaged, copy them again, or their format is too narrow, set model.dtype: float32"
+        )
     choices: list[str | None] = [None]
     if getattr(type(model), "_supports_attention_backend", False):
         choices = ["eager"] if _needs_eager(model) else [ATTENTION, "eager"]

@@ -139,3 +139,13 @@ def test_what_cannot_be_batched_is_refused_by_name(name: str, dtype: torch.dtype
     text = rf"model\.path: {model.config.model_type}.* the transformers engine cannot batch.*generator\.engine: vllm"
     with pytest.raises(EngineError, match=text):
         TransformersEngine(model, [])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_told(value: float) -> None:
+    """They are not taken for an architecture that cannot be batched."""
+    model = cast(Any, build(*BATCHED["qwen2"]))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(value)
+    with pytest.raises(EngineError, match=r"model\.path: qwen2 gives log-probabilities that are no numbers .*damaged"):
+        TransformersEngine(model, [])
