@@ -28,8 +28,8 @@ TITLES = {
 OTHER = "Ray"
 """The role of every other process of a run."""
 SAMPLE_SECONDS = 5.0
-FIRST_SECONDS = 60.0
-"""Life of a process whose growth is not looked at, as it still takes in what it needs; where that is more, half its life."""
+FIRST_SECONDS, LONGEST_FIRST_SECONDS = 60.0, 240.0
+"""Life of a process whose growth is not looked at, as it still takes in what it needs: half of it, within these bounds."""
 SAMPLES = 6
 GONE_SECONDS = 20.0
 
@@ -107,17 +107,18 @@ class ProcessWatch:
 
     def growth(self) -> dict[str, dict[str, float]]:
         """By role: MiB and handles an hour by which its processes grew, median and largest, of those that lived long."""
-        slopes: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        slopes: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         for watched in self.watched.values():
             if not watched.samples:
                 continue
             first, last = watched.samples[0][0], watched.samples[-1][0]
-            late = [each for each in watched.samples if each[0] - first >= max(FIRST_SECONDS, (last - first) / 2)]
+            begins = first + min(max(FIRST_SECONDS, (last - first) / 2), LONGEST_FIRST_SECONDS)
+            late = [each for each in watched.samples if each[0] >= begins]
             if len(late) >= SAMPLES:
                 at, size, handles = np.array(late, dtype=float).T
                 hours = at / 3600
                 each = (np.polyfit(hours, size / 2**20, 1)[0], np.polyfit(hours, handles, 1)[0], at[-1] - at[0])
-                slopes[watched.role].append((float(each[0]), float(each[1]), float(each[2])))
+                slopes[watched.role].append((*map(float, each), float(size[-1]) / 2**20))
         return {role: _grown(each) for role, each in sorted(slopes.items())}
 
     def leftovers(self) -> list[str]:
@@ -136,13 +137,14 @@ class ProcessWatch:
         return sorted(self.ports & {getattr(each.laddr, "port", 0) for each in there if each.pid in ours})
 
 
-def _grown(slopes: Sequence[tuple[float, float, float]]) -> dict[str, float]:
-    memory, handles, seconds = zip(*slopes, strict=True)
+def _grown(slopes: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    memory, handles, seconds, sizes = zip(*slopes, strict=True)
     return {
         "processes": len(slopes),
         "longest_s": max(seconds),
         "mib_per_hour": statistics.median(memory),
         "largest_mib_per_hour": max(memory),
+        "mib_at_the_end": statistics.median(sizes),
         "handles_per_hour": statistics.median(handles),
     }
 

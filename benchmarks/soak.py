@@ -157,6 +157,7 @@ class Soak:
             | {each.folder.path.name: _accuracy(each.folder) for each in self.baselines},
             "growth": run.watch.growth(),
             "growth_without_faults": self.baselines[0].watch.growth() if self.baselines else {},
+            "steps_without_faults": self.baselines[0].made if self.baselines else None,
         }
         if over:
             everyone = (run, *self.baselines)
