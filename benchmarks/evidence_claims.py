@@ -105,6 +105,39 @@ def claim_lines(result: Mapping[str, Any] | None) -> Iterator[str]:
     yield ""
 
 
+def did_not_hold(part: Mapping[str, Any], by_axis: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
+    """What is not shown: arms whose interval holds 1, or that were not sooner, on own seconds; and later by a clock."""
+    unclear, never, alone = [], [], []
+    late: dict[str, list[str]] = {}
+    told = [("", arm, row) for (arm, axis), row in by_axis.items() if axis == "training-minutes"]
+    told += [(clock, row["arm"], row) for clock, rows in part["clocks"].items() for row in records(rows)]
+    for clock, arm, row in told:
+        if arm == part["baseline"]:
+            continue
+        if row["speed_up"] is None:
+            never += [arm] if row["reaches_at"] is None and not clock else []
+        elif row["speed_up_low"] is None:
+            alone += [] if clock else [arm]
+        elif row["speed_up_low"] <= 1.0 <= (row["speed_up_high"] or float("inf")):
+            unclear += [] if clock else [arm]
+        elif row["speed_up"] < 1.0:
+            late.setdefault(clock, []).append(arm)
+    later = late.pop("", [])
+    for arms, text in (
+        (never, "did not reach it in their time"),
+        (later, "later than the baseline, by more than chance between seeds"),
+        (unclear, "the interval holds 1, so neither sooner nor later is shown"),
+        (alone, "one pair of seeds, so no interval, and nothing is shown"),
+    ):
+        if arms:
+            yield f"- {', '.join(arms)}: {text}."
+    for arms in dict.fromkeys(tuple(arms) for arms in late.values()):
+        names = ", ".join(f"`{clock}`" for clock, those in late.items() if tuple(those) == arms)
+        yield f"- {', '.join(arms)}: later than the baseline as told by {names}, by more than chance between seeds."
+    if never or later or unclear or alone or late:
+        yield ""
+
+
 def points(row: Row | None) -> str:
     """The difference of a row in points, with its interval."""
     if row is None or row["difference"] is None:

@@ -87,6 +87,14 @@ def test_the_page_tells_how_long_quick_takes_and_how_long_other_parts_runs_are()
     assert text.count("Each run here has 40 s of training.") == 1
 
 
+def test_of_two_seeds_both_are_shown() -> None:
+    found = result()
+    pairs = {arm: [run(arm, 0), run(arm, 20)] for arm in SIZES}
+    found["parts"] = {"arms": answer(pairs, "grpo-ga", Target())}
+    text = evidence_page.page(found)
+    assert "| grpo-pods | 2 | 61.0% (60.0% and 62.0%) |" in text
+
+
 def test_a_page_of_nothing_says_so() -> None:
     text = evidence_page.page(None)
     assert text.count("**Not run yet.**") == 14
