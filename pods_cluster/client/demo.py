@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ray
@@ -18,6 +18,7 @@ from pods_cluster.client.paths import run_folder
 from pods_cluster.client.refusals import refuse_start
 from pods_cluster.client.run_state import read_run_state
 from pods_cluster.config import Config, ConfigError, load_config
+from pods_cluster.quickstart.__main__ import publish
 from pods_cluster.quickstart.__main__ import summary as prepared_table
 from pods_cluster.quickstart.answer_batch import Accuracy
 from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
@@ -69,6 +70,8 @@ def quickstart(
             _refuse_to_clear(RunFolder(_path(each)))
     console.print(Panel(ABOUT, title="[bold]PODS cluster quickstart[/]", title_align="left"))
     made = _prepare(cache, console)
+    with suppress(OSError):  # links for configs/quickstart.yaml; this run goes by the folders themselves
+        publish(made, cache)
     console.print(prepared_table(made, cache))
     places = [
         f"model.path={made.model}",
@@ -166,7 +169,7 @@ def _prepare(cache: Path, console: Console) -> Prepared:
     with console.status("warm start: learning to add, until half-way") as status:
 
         def show(step: int, loss: float, check: Accuracy) -> None:
-            status.update(f"warm start: step {step}, loss {loss:.3f}, {check.greedy:.0%} of unseen sums right")
+            status.update(f"warm start: step {step}, loss {loss:.3f}, {100 * check.greedy:.0f} % of unseen sums right")
 
         return prepare(cache, WarmStart(), progress=show)
 

@@ -191,12 +191,17 @@ def _show(console: Console, rates: Rates, now: StepForecast, found: list[StepFor
         )
     )
     k = now.shape.staleness
-    rows = [("as configured", now), *((f"split {place}", split) for place, split in enumerate(found[:4], start=1))]
+    others = [
+        split
+        for split in found[:4]
+        if (split.shape.generators, split.shape.ranks) != (now.shape.generators, now.shape.ranks)
+    ]
+    rows = [("as configured", now), *((f"split {place}", split) for place, split in enumerate(others, start=1))]
     turns = "staleness 0: the pools take turns" if not k else f"staleness {k}"
     title = f"a step of {now.shape.prompts} prompts, {turns} (generators + learner ranks)"
-    table = Table(title=title, title_justify="left")
-    for column in ("", "pools", "generate", "update", "step", "idle", "n for balance"):
-        table.add_column(column, justify="right" if column else "left")
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("", "pools", "generate", "update", "step", "idle", "balanced n"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, split in rows:
         table.add_row(
             name,
@@ -204,7 +209,7 @@ def _show(console: Console, rates: Rates, now: StepForecast, found: list[StepFor
             f"{split.generate:.2f} s",
             f"{split.update:.2f} s",
             f"{split.step:.2f} s",
-            f"{split.generator_idle:.0%} + {split.learner_idle:.0%}",
+            f"{100 * split.generator_idle:.0f} + {100 * split.learner_idle:.0f} %",
             str(split.balanced_rollouts),
         )
     console.print(table)

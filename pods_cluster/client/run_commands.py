@@ -84,12 +84,12 @@ def runs(
         return
     table = Table(box=None)
     for column in ("run", "state", "step", "reward", "written", "folder"):
-        table.add_column(column, justify="right" if column in ("step", "reward") else "left")
+        table.add_column(column, justify="right" if column in ("step", "reward") else "left", overflow="fold")
     for row in rows:
         steps = f"{_text(row['step'])} / {_text(row['steps'])}" if row["step"] is not None else "–"
         reward = "–" if row["reward"] is None else f"{row['reward']:.3f}"
         table.add_row(escape(row["name"]), row["status"], steps, reward, _ago(row.get("updated")),
-                      escape(row["folder"] or "elsewhere"))  # fmt: skip
+                      escape(_short_path(row["folder"]) if row["folder"] else "elsewhere"))  # fmt: skip
     Console().print(table)
 
 
@@ -195,7 +195,7 @@ def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str
 
     line("run", row["name"])
     if "folder" in row:
-        line("folder", row["folder"])
+        line("folder", _short_path(row["folder"]))
         line("state", f"{row['status']}: {row['text']}")
         line("step", f"{_text(row['step'])} of {_text(row['steps'])}, written {_ago(row['updated'])}")
         if row["health"] is not None:
@@ -203,7 +203,7 @@ def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str
             if row["health"]["level"] != "info" and row["health"]["pace"]:
                 line("pace", row["health"]["pace"])
         line("reward", None if row["reward"] is None else f"{row['reward']:.4g}")
-        line("checkpoint", row["checkpoint"] or "none yet")
+        line("checkpoint", _short_path(row["checkpoint"]) if row["checkpoint"] else "none yet")
     if live is not None:
         line("alive", f"step {_text(live.step)}, weight version {_text(live.version)}")
         line("pools", f"{_text(live.generators)} generator(s), {_text(live.learners)} learner rank(s)")
@@ -220,6 +220,12 @@ def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str
             rate = f"{worker.tokens_per_second:,.0f}" if worker.tokens_per_second else ""
             workers.add_row(escape(worker.name), worker.state, _text(worker.pid), (worker.node or "–")[:16], rate)
         console.print(workers)
+
+
+def _short_path(path: str) -> str:
+    """A path below the current folder as it is typed there; another one as it is."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _text(value: Any) -> str:

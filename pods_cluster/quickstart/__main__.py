@@ -15,10 +15,11 @@ from pods_cluster.quickstart.warm_start import Prepared, WarmStart, prepare
 
 
 def publish(prepared: Prepared, out: Path) -> None:
-    """Point `out/model` and `out/data` at the prepared folder, each by one rename.
+    """Point `out/model` and `out/data`, the paths of `configs/quickstart.yaml`, at the prepared folder, each by one rename.
 
-    Raises FileExistsError where one of them exists and is no link.
+    Raises FileExistsError where one of them exists and is no link, and other OSErrors where no link can be made.
     """
+    out.mkdir(parents=True, exist_ok=True)
     for target in (prepared.model, prepared.data):
         link = out / target.name
         if link.exists() and not link.is_symlink():
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with console.status("warm start: learning to add, until half-way") as status:
 
         def show(step: int, loss: float, check: Accuracy) -> None:
-            status.update(f"warm start: step {step}, loss {loss:.3f}, {check.greedy:.0%} of unseen sums right")
+            status.update(f"warm start: step {step}, loss {loss:.3f}, {100 * check.greedy:.0f} % of unseen sums right")
 
         prepared = prepare(chosen.out, WarmStart(seed=chosen.seed), threads=chosen.threads, progress=show)
     publish(prepared, chosen.out)
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def summary(prepared: Prepared, out: Path) -> Table:
     """Return a table of what was made, and of how well the model adds before RL."""
     report = prepared.report
+    if not (out / "model").exists():  # no links could be made there
+        out = prepared.folder
     table = Table(title="Quickstart: two-digit addition, learned half-way", show_header=False)
     table.add_row("model", f"{out / 'model'}  ({report.parameters / 1e6:.2f} M parameters)")
     made = "reused from before" if prepared.reused else f"{report.steps} steps in {report.seconds:.0f} s"

@@ -93,9 +93,13 @@ def test_wrong_settings_are_refused_before_the_warm_start(tmp_path: Path, monkey
         run(tmp_path, resume=True)
 
 
-def test_a_run_that_is_grpo_already_has_no_baseline(prepared: None, tmp_path: Path) -> None:
+def test_a_run_that_is_grpo_already_has_no_baseline(prepared: None, made: Made, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "quickstart", "run:\n  steps: 2\n")
     with Recorder.for_run(folder) as recorder:
         recorder.step(2, {"loss": 0.1})
         recorder.event("finished", "done: 2 steps")
-    assert "this is plain GRPO already" in run(tmp_path, "generator.rollouts_per_prompt=4", resume=True)
+    shown = run(tmp_path, "generator.rollouts_per_prompt=4", resume=True)
+    assert "this is plain GRPO already" in shown
+    named = tmp_path / "cache" / "model"  # as in configs/quickstart.yaml
+    assert str(named) in shown
+    assert named.resolve() == made.model.resolve()
