@@ -24,6 +24,7 @@ from pods_cluster.scoring import ScoreRequest
 from pods_cluster.scoring.reward_probe import Probe, probe_rewards
 from pods_cluster.scoring.reward_registry import check_rewards
 from pods_cluster.types import Prompt
+from pods_cluster.wording import counted
 
 DUMMY = "42"
 """The completion that rewards are tried on where the first row has no answer."""
@@ -223,21 +224,21 @@ def _plan_table(config: Config, found: CheckResult) -> Table:
         )
         what = "a dummy completion" if found.prompt is None or found.prompt.answer is None else "the first row's answer"
         row("tried", f"on {what}, {_short(found.tried)}: {values}")
-    row("generators", f"{generator.workers} {generator.engine} worker(s){tensor}, "
-        f"{generator.max_sequences} rollouts in flight each, up to {generator.max_tokens} tokens")  # fmt: skip
+    row("generators", f"{counted(generator.workers, f'{generator.engine} worker')}{tensor}, "
+        f"{counted(generator.max_sequences, 'rollout')} in flight each, up to {generator.max_tokens} tokens")  # fmt: skip
     row(
         "selector",
         f"{config.selector.rule}: {config.selector.keep} of {generator.rollouts_per_prompt} rollouts a prompt",
     )
-    row("learners", f"{learner.workers} rank(s), ZeRO-{learner.zero_stage}, learning rate {learner.learning_rate:g} "
+    row("learners", f"{counted(learner.workers, 'rank')}, ZeRO-{learner.zero_stage}, learning rate {learner.learning_rate:g} "
         f"({learner.schedule}, {learner.warmup(config.run.steps)} warm-up steps)")  # fmt: skip
     low, high = plan.sequences_per_rank
     each = f"{low}" if low == high else f"{low} to {high}"
     row("one step", f"{plan.groups} prompts → {plan.generated:,} rollouts generated → {plan.trained:,} trained "
-        f"({each} a rank, at most {plan.microbatches_at_most} micro-batches)")  # fmt: skip
+        f"({each} a rank, at most {counted(plan.microbatches_at_most, 'micro-batch')})")  # fmt: skip
     row("n / m", f"{plan.rollouts_per_trained:.2f} rollouts per trained rollout")
     row("staleness", "0: on-policy, the pools take turns" if not config.staleness
-        else f"up to {config.staleness} version(s), at most {plan.out_at_most} groups out")  # fmt: skip
+        else f"up to {counted(config.staleness, 'version')}, at most {plan.out_at_most} groups out")  # fmt: skip
     if config.run.epochs is not None:
         row("the run", f"{config.run.epochs:g} epochs; the rows say how many steps that is")
     else:

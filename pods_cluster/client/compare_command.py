@@ -196,7 +196,11 @@ def render(found: Comparison) -> RenderableType:
 def _where_from(target: Target, value: Any) -> str:
     if target.value is not None:
         return ""
-    return f" ({100 * target.share:.0f} % of its best)" if target.gain is None else f" (its start and {value(target.gain)})"
+    return (
+        f" ({100 * target.share:.0f} % of its best)"
+        if target.gain is None
+        else f" (its start and {value(target.gain)})"
+    )
 
 
 def _speed_ups(found: Comparison, value: Any) -> list[Table]:

@@ -28,6 +28,7 @@ from pods_cluster.run.run_actors import end_actors, start_controller
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.telemetry.progress import Progress
 from pods_cluster.telemetry.summary import Summary
+from pods_cluster.wording import counted
 
 POLL_SECONDS = 0.25
 OPEN_SECONDS = 3600.0
@@ -66,8 +67,8 @@ def train(
         # On its own, so that what the controller refuses is told before anything is shown.
         steps = _open(watch)
         subtitle = (
-            f"{Path(config.model.path).name} · {config.generator.workers} generator(s) → "
-            f"{config.learner.workers} learner(s) · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"
+            f"{Path(config.model.path).name} · {counted(config.generator.workers, 'generator')} → "
+            f"{counted(config.learner.workers, 'learner')} · n={config.generator.rollouts_per_prompt} m={config.selector.keep}"
         )
         restarts = Restarts(config.run.restarts)
         taken = _Steps(on_step)

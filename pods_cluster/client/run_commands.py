@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.client.completion import override_names, run_names
+from pods_cluster.sizing.moves import Sizes
+from pods_cluster.wording import age
 
 if TYPE_CHECKING:
     from pods_cluster.client.controls import LiveStatus
@@ -145,7 +147,7 @@ def scale(
     if not wait:
         return
     live = found.wait_for_sizes(timeout)
-    console.print(f"step {live.step}: {live.generators} generator(s), {live.learners} learner rank(s)", highlight=False)
+    console.print(f"step {live.step}: {_pools(live)}", highlight=False)
     if (generators or live.generators, learners or live.learners) != (live.generators, live.learners):
         raise ScaleError(f"{found.name}: not all came; see `pods status {run}` and the run's events for the cause")
 
@@ -206,7 +208,7 @@ def _show_status(row: dict[str, Any], live: LiveStatus | None, why_not_live: str
         line("checkpoint", _short_path(row["checkpoint"]) if row["checkpoint"] else "none yet")
     if live is not None:
         line("alive", f"step {_text(live.step)}, weight version {_text(live.version)}")
-        line("pools", f"{_text(live.generators)} generator(s), {_text(live.learners)} learner rank(s)")
+        line("pools", _pools(live))
         line("under way", live.note)
         line("stopping", live.stopping)
     elif why_not_live:
@@ -228,15 +230,16 @@ def _short_path(path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
+def _pools(live: LiveStatus) -> str | None:
+    """The pools' sizes; None while they start."""
+    if live.generators is None or live.learners is None:
+        return None
+    return str(Sizes(live.generators, live.learners))
+
+
 def _text(value: Any) -> str:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _ago(updated: float | None) -> str:
-    if updated is None:
-        return "–"
-    seconds = max(time.time() - updated, 0.0)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return "–" if updated is None else f"{age(time.time() - updated)} ago"

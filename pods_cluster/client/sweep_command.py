@@ -20,6 +20,7 @@ from pods_cluster.config import Config, ConfigError
 from pods_cluster.config.sweep import Sweep, load_sweep
 from pods_cluster.telemetry.curves import CurveError
 from pods_cluster.telemetry.number_format import MISSING, compact, duration, percent
+from pods_cluster.wording import counted
 
 if TYPE_CHECKING:
     from pods_cluster.client.driver import Interrupts
@@ -103,7 +104,7 @@ def _run(loaded: Sweep, jobs: list[Job], console: Console, *, live: bool) -> Non
         address = ray.get_runtime_context().gcs_address
         runner = Runner(jobs, count, resources, {"RAY_ADDRESS": address})
         console.print(
-            f"{len(jobs)} run(s), {sum(job.state == 'finished' for job in jobs)} done before, {count} at a time",
+            f"{counted(len(jobs), 'run')}, {sum(job.state == 'finished' for job in jobs)} done before, {count} at a time",
             highlight=False,
         )
         with Interrupts() as interrupts:
@@ -206,7 +207,9 @@ def _conclude(jobs: list[Job], console: Console, again: str) -> None:
             f"again, with figures: pods compare {folder} --figure", markup=False, highlight=False, soft_wrap=True
         )
     if failed or undone:
-        console.print(f"{len(failed)} run(s) failed, {len(undone)} not done; {again}", markup=False, highlight=False)
+        console.print(
+            f"{counted(len(failed), 'run')} failed, {len(undone)} not done; {again}", markup=False, highlight=False
+        )
     if failed:
         raise typer.Exit(1)
     if undone:

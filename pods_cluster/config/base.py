@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+from pods_cluster.wording import counted
+
 LARGEST = 2**63
 """Largest whole number in a configuration: more than any count, and as much as numpy and torch take."""
 
@@ -32,7 +34,7 @@ class ConfigError(Exception):
     def listing(cls, source: str, problems: Sequence[object]) -> ConfigError:
         """All problems of `source` in one error, a line each."""
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        return ConfigError(f"{source}: {len(problems)} problem(s)\n{lines}")
+        return ConfigError(f"{source}: {counted(len(problems), 'problem')}\n{lines}")
 
 
 class Problems(ValueError):

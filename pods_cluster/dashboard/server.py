@@ -13,6 +13,7 @@ from pods_cluster.client.controls import Controls
 from pods_cluster.dashboard import DashboardError
 from pods_cluster.dashboard.access_token import Token, load_token, read_token
 from pods_cluster.dashboard.app import create_app
+from pods_cluster.wording import counted
 
 CLOSE_SECONDS = 3
 
@@ -36,7 +37,7 @@ def serve(
     app = create_app(paths, token=token, controls=controls)
     listening = listen(host, port)
     address = url(listening)
-    say(f"dashboard of {len(app.state.runs)} run(s) at {address} (Ctrl-C ends it; runs go on)")
+    say(f"dashboard of {counted(len(app.state.runs), 'run')} at {address} (Ctrl-C ends it; runs go on)")
     if not _is_loopback(host):
         say(f"open to other machines, without encryption: they need the token in {token.source}")
     elif controls is not None:

@@ -13,6 +13,7 @@ from pods_cluster.generation.members import Member, PoolMembers
 from pods_cluster.generation.messages import WorkerFailed, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
 from pods_cluster.stopped_process import SILENT_SECONDS, Process, Unanswered, answer_of
+from pods_cluster.wording import counted
 
 
 class PoolCalls(PoolMembers):
@@ -33,7 +34,7 @@ class PoolCalls(PoolMembers):
         limit = self.config.generator.request_timeout
         if stats.stalled_seconds > limit:
             return (
-                f"hangs: {stats.engine.running + stats.engine.waiting} rollout(s) in flight and none finished for "
+                f"hangs: {counted(stats.engine.running + stats.engine.waiting, 'rollout')} in flight and none finished for "
                 f"{stats.stalled_seconds:.0f} s (generator.request_timeout: {limit:g})"
             )
         return None

@@ -30,6 +30,7 @@ from pods_cluster.learning.step_metrics import TokenStats, step_metrics
 from pods_cluster.learning.step_plan import StepPlan, plan_settings, plan_step
 from pods_cluster.telemetry.process_memory import largest_memory
 from pods_cluster.types import Selection
+from pods_cluster.wording import counted
 
 if TYPE_CHECKING:
     from pods_cluster.learning.token_batch import TokenPair
@@ -213,7 +214,9 @@ class LearnerGroup(RankActors):
         except LearnerError as error:
             self.release()
             await self._restart(before, folder)
-            raise ResizeError(f"{workers} learner rank(s) could not start ({error}); {before} go on") from error
+            raise ResizeError(
+                f"{counted(workers, 'learner rank')} could not start ({error}); {before} go on"
+            ) from error
 
     async def start_again(self, folder: Path | None) -> None:
         """Start new ranks in place of those that were closed, with the state in `folder` (None: the model's weights).

@@ -17,6 +17,7 @@ from pods_cluster.learning.rank import LearnerRank
 from pods_cluster.learning.rank_room import PlacementGroup, find_room, give_back, in_room
 from pods_cluster.learning.reports import LearnerError, RankInfo
 from pods_cluster.stopped_process import Process, Silence, Unanswered
+from pods_cluster.wording import counted
 
 RESOURCE = "pods_learner"
 REPLY_TIMEOUT = 30.0
@@ -141,7 +142,7 @@ class RankActors:
         self.release()
         more = self._create(numbers)
         self._reserved = more
-        who = f"{len(more)}{' more' if numbers.start else ''} learner rank(s)"
+        who = counted(len(more), "more learner rank" if numbers.start else "learner rank")
         calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
         try:
             await asyncio.wait_for(asyncio.gather(*calls), timeout)
@@ -150,7 +151,7 @@ class RankActors:
                 self._reserved = []
             self._end(more)
             if isinstance(error, TimeoutError):
-                raise LearnerError(f"{who} were not placed within {timeout:g} s") from None
+                raise LearnerError(f"{who} could not be placed within {timeout:g} s") from None
             if isinstance(error, exceptions.RayError):
                 raise LearnerError(f"{who} did not come up: {_cause(error)}") from error
             raise

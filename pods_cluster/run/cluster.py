@@ -20,6 +20,7 @@ from pods_cluster.run.gcs_keeper import start_keeper, table_settings
 from pods_cluster.run.leftovers import end_leftovers, forget_session, note_session
 from pods_cluster.run.ray_access import check_reachable, loopback_cluster, reaching, token_hint, without_onlookers
 from pods_cluster.sizing.moves import Sizes
+from pods_cluster.wording import counted
 
 SPARE_SLOTS = 8
 """CPU slots of a local cluster beyond those that the pools start with, so that they can grow while the run goes on."""
@@ -101,7 +102,7 @@ def connect(config: Config, *, quiet: bool = True, runs: int = 1) -> dict[str, A
         if needed > there + 1e-6:
             raise ClusterError(
                 f"the pools need {needed:g} {unit}, the cluster has {there:g} "
-                f"({config.generator.workers} generator(s), {config.learner.workers} learner rank(s)); "
+                f"({counted(config.generator.workers, 'generator')}, {counted(config.learner.workers, 'learner rank')}); "
                 f"lower generator.workers or learner.workers, or join more nodes to the cluster"
             )
     for problem in lacking_places(config, [node for node in ray.nodes() if node["Alive"]]):
@@ -135,7 +136,7 @@ def lacking_places(config: Config, nodes: Sequence[Mapping[str, Any]]) -> Iterat
             known = sorted({f"{key}: {value}" for node in nodes for key, value in node.get("Labels", {}).items()
                             if not key.startswith("ray.io/")})  # fmt: skip
             yield (
-                f"{where} is on none of the cluster's {len(nodes)} node(s), whose labels are "
+                f"{where} is on none of the cluster's {counted(len(nodes), 'node')}, whose labels are "
                 f"{', '.join(known) or 'none'}; start nodes with `ray start --labels`, or change the labels"
             )
             continue

@@ -31,7 +31,7 @@ from pods_cluster.run.status import LiveStatus, live_status
 from pods_cluster.scoring.reward_probe import probe_rewards
 from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.selection.policy import selection_policy
-from pods_cluster.sizing.moves import ScaleError
+from pods_cluster.sizing.moves import ScaleError, Sizes
 from pods_cluster.telemetry.recorder import Recorder
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.settings import describe_changes
@@ -191,8 +191,7 @@ class Controller:
 
     async def _start(self) -> Run:
         config, name = self.config, self.config.run.name
-        self.recorder.event("starting", f"starting {config.generator.workers} generator(s) and {config.learner.workers} "
-                            f"learner rank(s)")  # fmt: skip
+        self.recorder.event("starting", f"starting {Sizes(config.generator.workers, config.learner.workers)}")
         self._selector = selector = SelectorHandle.start(config, name)
         pool = GeneratorPool(config, selector.handle, printed=self._log_printed)
         learners = LearnerGroup(config)

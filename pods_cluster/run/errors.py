@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pods_cluster.config import Config
 from pods_cluster.types import GroupId
+from pods_cluster.wording import counted
 
 
 class RunError(Exception):
@@ -31,7 +32,7 @@ def step_overdue(
     waiting = ", ".join(str(group) for group in in_flight[:8])
     return RunError(
         f"run.step_timeout: {config.run.step_timeout:g} s passed and the step has {got} of {want} groups; "
-        f"waiting for {len(in_flight) - got} group(s) ({waiting} …) on {workers} worker(s); "
+        f"waiting for {counted(len(in_flight) - got, 'group')} ({waiting} …) on {counted(workers, 'worker')}; "
         f"raise run.step_timeout, lower generator.max_tokens or add generators"
         + (f". Rewards: {failures}" if failures else "")
     )

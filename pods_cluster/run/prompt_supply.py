@@ -174,7 +174,7 @@ class PromptSupply:
                     raise DataError("data.path: every row ended the engines that made its rollouts; see events.jsonl")
         if self.stream.failed > self._told and self.stream.failed >= 10 * self._told:
             self._told = self.stream.failed
-            text = f"{self._told} row(s) cannot be rendered and are left out; the newest: {self.stream.failures[-1]}"
+            text = f"rows that cannot be rendered are left out, {self._told:,} so far; the newest: {self.stream.failures[-1]}"
             self._notice("prompt_left_out", text, level="warning")
         return prompts
 

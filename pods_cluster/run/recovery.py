@@ -20,6 +20,7 @@ from pods_cluster.run.restarts import Restarts
 from pods_cluster.run.selector_handle import SelectorHandle
 from pods_cluster.telemetry.number_format import first_line
 from pods_cluster.weights.broadcast import Broadcaster, LearnerFailed
+from pods_cluster.wording import counted
 
 FAULTS = (LearnerError, LearnerFailed, SelectorLost)
 """Errors after which a run goes on: a part of it is gone, and nothing that it was asked for is wrong."""
@@ -79,7 +80,7 @@ class Recovery:
         run.notice(
             "restarted",
             f"the run goes on in step {run.step + 1} after {time.monotonic() - began:.1f} s; no step is lost, and the "
-            f"workers report what they hold of {len(groups)} group(s) again",
+            f"workers report what they hold of {counted(len(groups), 'group')} again",
         )
 
     def _count(self, error: Exception) -> float:

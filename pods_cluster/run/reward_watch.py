@@ -15,6 +15,7 @@ from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scoring_totals import RewardFailures, ScoringTotals
 from pods_cluster.telemetry.number_format import duration
 from pods_cluster.telemetry.recorder import Recorder
+from pods_cluster.wording import counted
 
 GROWTH = 10
 """A failure is told again when it has happened so many times as often as when it was told last."""
@@ -115,7 +116,7 @@ class RewardWatch:
         """The failures so far in one sentence for a final error; empty where there are none."""
         if (worst := self.worst) is None:
             return ""
-        more = f" (and {len(self._failures) - 1} more kind(s) of failure)" if len(self._failures) > 1 else ""
+        more = f" (and {counted(len(self._failures) - 1, 'other failure')})" if len(self._failures) > 1 else ""
         return f"{worst}{more}"
 
     def hopeless(self) -> str | None:
@@ -159,7 +160,7 @@ class RewardWatch:
         longest = self._config.rollouts_per_step * reward.timeout / scorers
         return (
             f". Each takes a scorer for reward.{index}.timeout: {reward.timeout:g} s: a step in which all do lasts "
-            f"{duration(longest)} with {scorers} scorer(s)"
+            f"{duration(longest)} with {counted(scorers, 'scorer')}"
         )
 
     def _progress(self) -> str:
@@ -167,7 +168,7 @@ class RewardWatch:
         scored = self._valid - valid
         counts = [
             f"{failure.reward} {'timed out' if failure.kind is FailureKind.TIMEOUT else f'failed ({failure.kind.value})'} "
-            f"{count:,} time(s)"
+            f"{counted(count, 'time')}"
             for failure in self._failures
             if (count := failure.count - before.get((failure.reward, failure.kind), 0)) > 0
         ]

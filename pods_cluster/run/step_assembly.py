@@ -23,6 +23,7 @@ from pods_cluster.run.step_numbers import Tally
 from pods_cluster.selection.select import NO_SIGNAL_SPREAD
 from pods_cluster.selection.selector_core import GroupFate
 from pods_cluster.types import Fate, GroupId, Prompt, Selection
+from pods_cluster.wording import counted
 
 CHECK_SECONDS = 5.0
 """Time between two checks of the workers' health while the questions bring something."""
@@ -290,7 +291,9 @@ class Assembler:
         self.rewards.look(self.pool.scoring)
         for failure in failures:
             lost = len(self._lost_with(failure, selected))
-            self._notice("worker_failed", f"{failure.worker}: {failure.cause}; {lost} group(s) go to other workers")
+            self._notice(
+                "worker_failed", f"{failure.worker}: {failure.cause}; other workers take {counted(lost, 'group')}"
+            )
             await self._refill(await self.lose_worker(failure, selected, engine_failed=True), version)
 
     def _lost_with(self, failure: Failure, selected: Collection[GroupId]) -> list[GroupId]:

@@ -15,6 +15,7 @@ from pods_cluster.run.step_assembly import Assembler
 from pods_cluster.run.step_numbers import StageClock, Tally
 from pods_cluster.sizing.pools import Notice
 from pods_cluster.types import Fate, Selection
+from pods_cluster.wording import counted
 
 CAUSES_SHOWN = 3
 """Causes of lost rollouts that one event names; the others are counted."""
@@ -106,7 +107,7 @@ class WeightUpdates:
         quiet = all(skip.overflow for skip in result.skipped)
         self._notice(
             "update_skipped",
-            f"{len(skipped)} of {result.updates + len(skipped)} update(s) of the step skipped: {causes}; weights and "
+            f"{len(skipped)} of {counted(result.updates + len(skipped), 'update')} of the step skipped: {causes}; weights and "
             f"optimiser stay as they were before",
             level="info" if quiet else "warning",
         )
@@ -154,7 +155,7 @@ def lost_groups_text(result: StepResult) -> str:
     for lost in result.lost:
         causes[lost.cause] += lost.missing
     return (
-        f"{len(result.lost)} group(s) were lost between selection and update: {missing} of {kept} kept rollouts are "
+        f"{counted(len(result.lost), 'group')} lost between selection and update: {missing} of {kept} kept rollouts are "
         f"missing: {causes_text(causes)}"
     )
 
@@ -166,7 +167,7 @@ def partial_groups_text(result: StepResult) -> str | None:
     if not causes:
         return None
     return (
-        f"{causes.total()} rollout(s) were lost between selection and update, their groups were trained without them: "
+        f"{counted(causes.total(), 'rollout')} lost between selection and update, their groups trained without them: "
         f"{causes_text(causes)}"
     )
 
@@ -176,7 +177,7 @@ def causes_text(causes: Mapping[str, int]) -> str:
     ranked = Counter(causes).most_common()
     shown = [f"{_short(cause)} ({count})" for cause, count in ranked[:CAUSES_SHOWN]]
     if more := ranked[CAUSES_SHOWN:]:
-        shown.append(f"{len(more)} other cause(s) ({sum(count for _, count in more)})")
+        shown.append(f"{counted(len(more), 'other cause')} ({sum(count for _, count in more)})")
     return "; ".join(shown) or "cause unknown"
 
 

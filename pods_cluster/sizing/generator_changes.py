@@ -8,6 +8,7 @@ from typing import Any
 
 from pods_cluster.generation.messages import Failure, GeneratorError, NoRoom
 from pods_cluster.sizing.pools import Notice, ScalablePool, WeightPublisher
+from pods_cluster.wording import counted
 
 
 class GeneratorChanges:
@@ -120,7 +121,7 @@ class GeneratorChanges:
             if failure is not None and left:
                 await self._lose(failure)
             self._notice("generator_left", f"{name} has left"
-                         + (f"; {left} group(s) that it had not finished go to others" if left else ""))  # fmt: skip
+                         + (f"; others take {counted(left, 'group')} that it had not finished" if left else ""))  # fmt: skip
 
     def _started(self, task: asyncio.Task[str]) -> None:
         error = None if task.cancelled() else task.exception()

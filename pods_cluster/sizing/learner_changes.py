@@ -10,6 +10,7 @@ from typing import Any
 
 from pods_cluster.learning.reports import LearnerError, ResizeError
 from pods_cluster.sizing.pools import Notice, ResizableLearners, WeightPublisher
+from pods_cluster.wording import counted
 
 
 class LearnerChanges:
@@ -80,7 +81,7 @@ class LearnerChanges:
             self._notice("scale_failed", str(error), level="warning")
         else:
             seconds = time.monotonic() - began
-            self._notice("learners_rebuilt", f"the learner group has {ranks} rank(s) in place of {before}, its weights "
+            self._notice("learners_rebuilt", f"the learner group has {counted(ranks, 'rank')} in place of {before}, its weights "
                          f"and optimiser state are the same; it took {seconds:.1f} s")  # fmt: skip
 
     def _reservation_ended(self, task: asyncio.Task[None]) -> None:
@@ -92,5 +93,5 @@ class LearnerChanges:
         self._reservation, self.reserved = None, None
         self._keep_size()
         cause = str(error) if isinstance(error, LearnerError) else f"{type(error).__name__}: {error}"
-        self._notice("scale_failed", f"{cause}; the run goes on with {self._learners.workers} learner rank(s)",
+        self._notice("scale_failed", f"{cause}; the run goes on with {counted(self._learners.workers, 'learner rank')}",
                      level="warning")  # fmt: skip

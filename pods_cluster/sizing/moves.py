@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pods_cluster.config import Config
+from pods_cluster.wording import counted
 
 
 class ScaleError(Exception):
@@ -19,7 +20,7 @@ class Sizes:
     learners: int
 
     def __str__(self) -> str:
-        return f"{self.generators} generator(s) and {self.learners} learner rank(s)"
+        return f"{counted(self.generators, 'generator')} and {counted(self.learners, 'learner rank')}"
 
 
 @dataclass(frozen=True, slots=True)

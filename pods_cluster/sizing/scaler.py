@@ -22,6 +22,7 @@ from pods_cluster.sizing.generator_changes import GeneratorChanges
 from pods_cluster.sizing.learner_changes import LearnerChanges
 from pods_cluster.sizing.moves import Pools, ScaleError, Sizes, check_request, describe, moves, rebuild_due
 from pods_cluster.sizing.pools import Notice, ResizableLearners, ScalablePool, WeightPublisher
+from pods_cluster.wording import counted
 
 NODE_SECONDS = 2.0
 """Time between two questions whether nodes are about to go; of a notice little may be left after it (30 s on Kubernetes)."""
@@ -102,14 +103,14 @@ class Scaler:
             return None
         phases = Counter(worker.phase for worker in self.pool.states().values())
         shown = (WorkerPhase.WAITING, WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.LEAVING)
-        parts = [f"{phases[phase]} generator(s) {phase}" for phase in shown if phases[phase]]
+        parts = [f"{counted(phases[phase], 'generator')} {phase}" for phase in shown if phases[phase]]
         if self._learners.rebuilding_from is not None:
             parts.append(
-                f"learner group is rebuilt: {self.learners.workers} rank(s) take over from {self.training_ranks}"
+                f"learner group is rebuilt with {counted(self.learners.workers, 'rank')} in place of {self.training_ranks}"
             )
         if self.target.learners != self.learners.workers:
             parts.append(
-                f"learner group goes to {self.target.learners} rank(s)"
+                f"learner group goes to {counted(self.target.learners, 'rank')}"
                 + (" when there is room" if self._learners.waits_for_room else " after this step")
             )
         left = self._deadline - time.monotonic()
@@ -235,7 +236,7 @@ class Scaler:
         self.target = Sizes(self.target.generators, self.learners.workers)
 
     def _give_up(self, reason: str) -> None:
-        text = f"{reason}; the run goes on with {self.target.generators} generator(s)"
+        text = f"{reason}; the run goes on with {counted(self.target.generators, 'generator')}"
         self._notice("scale_failed", text, level="warning")
 
     def _end_waiting(self) -> None:
@@ -248,9 +249,9 @@ class Scaler:
         await asyncio.sleep(WAIT_NOTICE_SECONDS)
         waiting = sum(worker.phase is WorkerPhase.WAITING for worker in self.pool.states().values())
         if self.target == target and (waiting or self._learners.waits_for_room):
-            lacks = [f"{waiting} generator(s)"] if waiting else []
+            lacks = [counted(waiting, "generator")] if waiting else []
             if self._learners.waits_for_room:
-                lacks.append(f"{self.target.learners - self.learners.workers} learner rank(s)")
+                lacks.append(counted(self.target.learners - self.learners.workers, "learner rank"))
             self._notice("scale_waiting", f"no room yet for {' and '.join(lacks)}; the run goes on, the request waits "
                          f"up to {self.config.cluster.scale_timeout:g} s (cluster.scale_timeout)")  # fmt: skip
 

@@ -31,6 +31,7 @@ from typing import Any
 from pods_cluster.telemetry.jsonl import read_lines
 from pods_cluster.telemetry.secret_values import holds_secrets
 from pods_cluster.telemetry.step_record import Record, drop_superseded
+from pods_cluster.wording import age
 
 
 class RunFolderError(Exception):
@@ -215,19 +216,12 @@ class RunFolder:
             ago = time.time() - max(
                 path.stat().st_mtime for path in (self.config, self.metrics, self.events) if path.exists()
             )
-            about = f"holds a run already (at step {step}, last written {_ago(ago)} ago)"
+            about = f"holds a run already (at step {step}, last written {age(ago)} ago)"
         return f"{self.path}: {about}; continue it with --resume, choose another run.name, or remove the folder"
 
 
 def _absolute(path: str | Path) -> Path:
     return Path(path).expanduser().absolute()
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
 
 
 def _write_config(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from pods_cluster.telemetry.health_rules import RULES
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.step_record import Record, merge_steps
 from pods_cluster.types import Fate
+from pods_cluster.wording import counted
 
 EVALS = {
     "eval/greedy_accuracy": "greedy accuracy",
@@ -145,7 +146,8 @@ def summarize(
     if summary.trained_nothing:
         fates = ", ".join(f"{count:,} {fate}" for fate, count in summary.fates.items() if count) or "none came"
         summary.notes.append(
-            f"nothing was trained in {summary.steps} step(s) (groups: {fates}): the model is the one that the run began with"
+            f"nothing was trained in {counted(summary.steps, 'step')} (groups: {fates}): the model is the one that the run "
+            f"began with"
         )
     return summary
 
@@ -166,7 +168,7 @@ def _failed_rewards(records: Sequence[Record], events: Sequence[Mapping[str, Any
         count = max(int(_total(records, name) or 0), int(event.get("count", 0)))
         if count:
             message = f": {event['message']}" if event.get("message") else ""
-            notes.append(f"reward {reward!r} gave no number for {count:,} rollout(s) ({kind}){message}")
+            notes.append(f"reward {reward!r} gave no number for {counted(count, 'rollout')} ({kind}){message}")
     return notes
 
 

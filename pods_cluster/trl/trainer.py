@@ -20,6 +20,7 @@ from pods_cluster.migrate.translation import LeftOut
 from pods_cluster.migrate.trl_fields import translate_trl
 from pods_cluster.scoring.builtin import BUILTINS
 from pods_cluster.trl.config import given_settings
+from pods_cluster.wording import counted
 
 TIMEOUT = 60.0
 """Seconds that one call of a reward may take, where `config` does not say otherwise; TRL waits without end."""
@@ -140,7 +141,9 @@ def _tell(left_out: Sequence[LeftOut]) -> None:
     if left_out:
         lines = "\n".join(f"  - {item}" for item in left_out)
         warnings.warn(
-            f"GRPOConfig: {len(left_out)} setting(s) have no part in a run\n{lines}", UserWarning, stacklevel=3
+            f"GRPOConfig: {counted(len(left_out), 'setting')} without a part in a run\n{lines}",
+            UserWarning,
+            stacklevel=3,
         )
 
 

@@ -109,7 +109,7 @@ def test_settings_are_nested_or_dotted_and_answered_as_those_of_yaml(tmp_path: P
     with pytest.raises(ConfigError) as refused:
         configured(tmp_path, num_generations=8, learning_rate=1e-5, learner={"kepe": 1}, **{"run.steps": "many"})
     text = str(refused.value)
-    assert text.startswith("train: 4 problem(s)")
+    assert text.startswith("train: 4 problems")
     assert "num_generations: unknown field (value 8); here it is generator.rollouts_per_prompt" in text
     assert "it belongs to learner: write learner.learning_rate" in text
     assert not (tmp_path / ".inputs").exists(), "nothing is written for a run that is refused"

@@ -97,7 +97,7 @@ def test_wrong_names_of_rewards_and_rules(tmp_path: Path) -> None:
     assert "did you mean 'exact_match'" in refusal(config_of(tmp_path, "reward=[{name: exact_mach}]"))
     assert "max_variance" in refusal(config_of(tmp_path, "selector.rule=max_varance"))
     both = refusal(config_of(tmp_path, "reward=[{name: exact_mach}]", "selector.rule=max_varance")).splitlines()
-    assert both[0] == "r: 2 problem(s)"
+    assert both[0] == "r: 2 problems"
     assert ["exact_match" in both[1], "max_variance" in both[2]] == [True, True]
 
 

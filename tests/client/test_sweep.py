@@ -75,7 +75,7 @@ def test_what_was_begun_otherwise_or_is_alive_is_refused_before_anything_starts(
     with pytest.raises(ConfigError) as error:
         prepare(loaded)
     text = str(error.value)
-    assert "3 problem(s)" in text
+    assert "3 problems" in text
     assert "tiny-grpo-s0: was begun with staleness: 1, now 0; give the sweep another name" in text
     assert "tiny-grpo-ga-s0: is alive (process" in text
     assert "tiny-grpo-pods-s0: holds files that are no run" in text
@@ -196,7 +196,7 @@ def test_a_sweep_is_killed_and_interrupted_gone_on_with_and_compared(cluster: No
 
     code, output = swept_until(path, second, signal.SIGINT, on_cluster())
     assert code == 130, output
-    assert "2 run(s), 0 done before, 1 at a time" in output
+    assert "2 runs, 0 done before, 1 at a time" in output
     assert "tiny-grpo-s0: finished" in output
     assert "tiny-pods-s0: stopped" in output
     assert max(record["step"] for record in second.read_metrics()) < 3
@@ -204,7 +204,7 @@ def test_a_sweep_is_killed_and_interrupted_gone_on_with_and_compared(cluster: No
 
     again = run("sweep", str(path), "--plain", env=on_cluster())
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "2 run(s), 1 done before, 1 at a time" in again.stdout
+    assert "2 runs, 1 done before, 1 at a time" in again.stdout
     assert first.metrics.read_bytes() == written  # not run again
     assert "times sooner than grpo" in again.stdout
     for arm, made_a_step in ((first, 4 * 8), (second, 4 * 16)):

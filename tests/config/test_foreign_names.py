@@ -7,6 +7,7 @@ import pytest
 from pods_cluster.config import ConfigError, parse_config
 from pods_cluster.config.foreign_names import FOREIGN, SECTIONS, VALUES
 from pods_cluster.config.problems import field_paths
+from pods_cluster.wording import counted
 
 BASE = """
 model: {path: some/model}
@@ -20,7 +21,7 @@ def problems(*overrides: str, text: str = BASE) -> list[str]:
     with pytest.raises(ConfigError) as error:
         parse_config(text, overrides)
     head, *lines = str(error.value).splitlines()
-    assert head == f"configuration: {len(lines)} problem(s)"
+    assert head == f"configuration: {counted(len(lines), 'problem')}"
     return [line.removeprefix("  - ") for line in lines]
 
 

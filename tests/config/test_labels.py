@@ -65,7 +65,7 @@ def test_a_pool_must_fit_the_nodes_that_it_asks_for() -> None:
     config = loop_config("generator.place={pool: cheap}", "generator.workers=3", "generator.cpus_per_worker=2")
     fast = node(64, pool="fast")
     (text,) = lacking_places(config, [fast])
-    assert "generator.place: {pool: cheap} is on none of the cluster's 1 node(s), whose labels are pool: fast" in text
+    assert "generator.place: {pool: cheap} is on none of the cluster's 1 node, whose labels are pool: fast" in text
     (text,) = lacking_places(config, [fast, node(3, pool="cheap"), node(2, pool="cheap")])
     assert "the 2 node(s) have room for 2 of generator.workers: 3" in text
     assert list(lacking_places(config, [fast, node(4, pool="cheap"), node(2, pool="cheap")])) == []

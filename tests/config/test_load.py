@@ -100,7 +100,7 @@ def test_missing_sections(field: str) -> None:
 
 def test_all_problems_in_one_message() -> None:
     told = problem("selector.keep=1", "learner.zero_stage=4", "run.nmae=x")
-    assert "3 problem(s)" in told
+    assert "3 problems" in told
     for field in ("selector.keep: 1", "learner.zero_stage: 4", "run.nmae"):
         assert field in told
 

@@ -70,7 +70,7 @@ def test_the_problems_of_all_runs_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load_sweep(sweep_file(tmp_path, text))
     lines = str(error.value).splitlines()
-    assert lines[0].endswith("3 problem(s)")
+    assert lines[0].endswith("3 problems")
     assert any("run.stepz: unknown field" in line and line.endswith("(all arms)") for line in lines)
     assert any("selector.keep: 99 rollouts cannot be kept" in line and line.endswith("(arm a)") for line in lines)
     assert any("learner.rate: unknown field" in line and line.endswith("(arm b)") for line in lines)
@@ -99,7 +99,7 @@ def test_a_wrong_file_is_refused_with_the_fix(text: str, message: str, tmp_path:
 def test_a_base_that_is_not_there_is_told_once(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("base: nowhere.yaml\nname: s\narms: {a: {}, b: {}}\n")
-    with pytest.raises(ConfigError, match=r"1 problem\(s\)\n.*nowhere.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"1 problem\n.*nowhere.yaml: cannot be read"):
         load_sweep(path)
 
 

@@ -36,7 +36,7 @@ def make_failing_run(root: Path, name: str = "failing", steps: int = 20) -> RunF
     folder = RunFolder.create(root, name, config_text(root, name, steps * 2))
     message = "ConnectionError: judge.internal refused the connection (rewards.py:7)"
     with Recorder.for_run(folder, strict=True) as recorder:
-        recorder.event("starting", "starting 2 generator(s) and 1 learner rank(s)")
+        recorder.event("starting", "starting 2 generators and 1 learner rank")
         for step, values in told_steps(steps):
             if step > steps // 2 and "loss" in values:
                 lost = values["rollouts/generated"]
@@ -48,7 +48,7 @@ def make_failing_run(root: Path, name: str = "failing", steps: int = 20) -> RunF
             recorder.warning(
                 "reward_failed", f"reward 'judge' gave no number in {count} of 10,240", count=count, **told
             )
-        recorder.event("worker_failed", "failing/generator/1: killed by the kernel (memory); 3 group(s) go to others")
+        recorder.event("worker_failed", "failing/generator/1: killed by the kernel (memory); others take 3 groups")
         dropped = sample(steps)
         dropped.kept, dropped.fate = (), Fate.TOO_FEW_VALID
         dropped.reason = "dropped: 0 of 8 rollouts can be trained on, 16 are needed"
@@ -65,12 +65,12 @@ def make_run(root: Path, name: str = "tiny", steps: int = 60, *, ended: bool = T
     root.mkdir(parents=True, exist_ok=True)
     folder = RunFolder.create(root, name, config_text(root, name, max(steps, 1)))
     with Recorder.for_run(folder, strict=True) as recorder:
-        recorder.event("starting", "starting 1 generator(s) and 2 learner rank(s)")
+        recorder.event("starting", "starting 1 generator and 2 learner ranks")
         for step, values in told_steps(steps, seed=seed):
             recorder.step(step, values)
             if step % 20 == 10 and "loss" in values:
                 recorder.samples(step, [sample(step), sample(step, HOSTILE)])
-        recorder.warning("worker_failed", "tiny/generator/0: killed; 3 group(s) go to other workers")
+        recorder.warning("worker_failed", "tiny/generator/0: killed; other workers take 3 groups")
         if ended:
             recorder.event("finished", f"done: {steps} steps")
         assert recorder.flush()

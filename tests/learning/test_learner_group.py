@@ -268,7 +268,7 @@ def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_fo
             assert group.names != names  # another process with the same state
             selections, _ = await give(holder, 1)
             assert (await group.train(selections, 1)).updates == 1
-            with pytest.raises(LearnerError, match=r"9 more learner rank\(s\) were not placed within 1 s"):
+            with pytest.raises(LearnerError, match=r"9 more learner ranks could not be placed within 1 s"):
                 await group.reserve(10, 1.0)
         finally:
             await group.close()

@@ -150,12 +150,12 @@ def test_pods_is_one_setting_more() -> None:
 
 
 def test_what_has_no_part_is_told_and_what_changes_the_run_is_refused() -> None:
-    with pytest.warns(UserWarning, match=r"2 setting\(s\) have no part in a run\n  - logging_steps: 5: .*metrics"):
+    with pytest.warns(UserWarning, match=r"2 settings without a part in a run\n  - logging_steps: 5: .*metrics"):
         config_of(logging_steps=5, dataloader_num_workers=4)
     with pytest.raises(ConfigError) as refused:
         config_of(loss_type="sapo", num_iterations=4, delta=1.5, repetition_penalty=1.0, generation_kwargs={"x": 1})
     text = str(refused.value)
-    assert text.startswith("GRPOConfig: 4 problem(s)")
+    assert text.startswith("GRPOConfig: 4 problems")
     assert "loss_type: 'sapo': learner.loss has no such value" in text
     assert "num_iterations: 4: a batch is trained once here" in text
     with pytest.raises(ConfigError, match=r"generator\.top_p: 0\.9 cuts the distribution"):

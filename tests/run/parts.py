@@ -330,7 +330,7 @@ class Learners:
                 while workers > self.room:
                     await asyncio.sleep(0.001)
         except TimeoutError:
-            raise LearnerError(f"{workers - self.workers} more learner rank(s) were not placed") from None
+            raise LearnerError(f"{workers - self.workers} more learner ranks could not be placed") from None
         self.reserved = workers - self.workers
 
     def release(self) -> None:
@@ -342,7 +342,7 @@ class Learners:
         if workers in self.fatal:
             raise LearnerError("neither size starts")
         if workers in self.impossible:
-            raise ResizeError(f"{workers} learner rank(s) could not start; {self.workers} go on")
+            raise ResizeError(f"{workers} learner ranks could not start; {self.workers} go on")
         self.workers = workers
         self.resized.append((len(self.steps), workers))
 

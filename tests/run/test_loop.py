@@ -235,8 +235,7 @@ def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):
     assert loop.fates == {Fate.TRAINED: 7, Fate.LOST: 1}
     (event,) = [event for event in loop.folder.read_events() if event["kind"] == "groups_lost"]
     assert event["text"] == (
-        "1 group(s) were lost between selection and update: 4 of 4 kept rollouts are missing: "
-        "worker loop/generator/0 died (4)"
+        "1 group lost between selection and update: 4 of 4 kept rollouts are missing: worker loop/generator/0 died (4)"
     )
 
 
@@ -403,4 +402,4 @@ def test_rows_that_cannot_be_rendered_are_warned_of(tmp_path: Path) -> None:
     loop.stream.failed, loop.stream.failures = 3, [ValueError("row 20 holds an image")]
     loop.main()
     (event,) = [event for event in loop.folder.read_events() if event["kind"] == "prompt_left_out"]
-    assert event["text"] == "3 row(s) cannot be rendered and are left out; the newest: row 20 holds an image"
+    assert event["text"] == "rows that cannot be rendered are left out, 3 so far; the newest: row 20 holds an image"

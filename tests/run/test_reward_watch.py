@@ -64,7 +64,7 @@ def test_a_step_that_waits_for_rewards_alone_is_told_at_10_30_90_seconds() -> No
         scene.look()
     texts = scene.told("rewards_slow")
     assert [fields["seconds"] for kind, _, fields in scene.events if kind == "rewards_slow"] == [10.0, 30.0, 90.0]
-    assert texts[0] == "the step waits for rewards since 10 s: 0 of 256 scored, judge timed out 2 time(s)"
+    assert texts[0] == "the step waits for rewards since 10 s: 0 of 256 scored, judge timed out 2 times"
     scene.totals.generating = 3  # the engines work again: it does not wait for rewards alone
     for _ in range(400):
         scene.look()
@@ -81,7 +81,7 @@ def test_counts_of_a_wait_begin_with_the_step() -> None:
     scene.valid, scene.timeouts, scene.pending = 120, 5, 10
     scene.watch._slow_told = 0.0
     scene.look()
-    assert scene.told("rewards_slow")[-1].endswith("20 of 32 scored, judge timed out 2 time(s)")
+    assert scene.told("rewards_slow")[-1].endswith("20 of 32 scored, judge timed out 2 times")
 
 
 def test_the_whole_number_of_failures_is_told_when_the_run_ends() -> None:
@@ -101,7 +101,7 @@ def test_the_first_timeout_says_what_it_does_to_a_step() -> None:
     (text,) = scene.told("reward_failed")
     assert "'judge' gave no number in 1 of 1 scorings (timeout): no result within 5 s" in text
     assert text.endswith(
-        "Each takes a scorer for reward.0.timeout: 5 s: a step in which all do lasts 2:40 min with 1 scorer(s)"
+        "Each takes a scorer for reward.0.timeout: 5 s: a step in which all do lasts 2:40 min with 1 scorer"
     )
 
 

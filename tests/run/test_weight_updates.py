@@ -40,10 +40,10 @@ def test_lost_groups_are_told_with_their_causes_and_so_are_rollouts_of_trained_g
     lost = [LostGroup(gone, 4, 3, "worker a died"), LostGroup(GroupId(0, 4), 4, 4, "worker a died")]
     told = result(lost, [whole, partial], missing)
     assert lost_groups_text(told) == (
-        "2 group(s) were lost between selection and update: 7 of 8 kept rollouts are missing: worker a died (7)"
+        "2 groups lost between selection and update: 7 of 8 kept rollouts are missing: worker a died (7)"
     )
     assert partial_groups_text(told) == (
-        "1 rollout(s) were lost between selection and update, their groups were trained without them: "
+        "1 rollout lost between selection and update, their groups trained without them: "
         "worker b did not answer in time (1)"
     )
     assert partial_groups_text(result([], [whole], [])) is None
@@ -58,7 +58,7 @@ def test_causes_are_grouped_and_the_most_frequent_come_first() -> None:
         "gone": 1,
     }
     assert causes_text(causes) == (
-        "worker b: aborted (7); worker a died (2); worker c did not answer in time (1); 2 other cause(s) (2)"
+        "worker b: aborted (7); worker a died (2); worker c did not answer in time (1); 2 other causes (2)"
     )
     assert causes_text({}) == "cause unknown"
 

@@ -95,4 +95,4 @@ def test_kinds_are_told_apart() -> None:
     assert recorder.texts[-1].endswith("these rollouts are left out")
     assert watch.worst is not None
     assert watch.worst.kind is TIMEOUT
-    assert watch.describe().endswith("(and 1 more kind(s) of failure)")
+    assert watch.describe().endswith("(and 1 other failure)")

@@ -78,7 +78,7 @@ def test_a_request_is_told_in_a_sentence():
     assert (
         describe(Sizes(3, 2), Pools(1, 0, 2)) == "generators go from 1 to 3; each change takes effect between two steps"
     )
-    assert describe(Sizes(3, 2), Pools(3, 0, 2)) == "the run has 3 generator(s) and 2 learner rank(s) already"
+    assert describe(Sizes(3, 2), Pools(3, 0, 2)) == "the run has 3 generators and 2 learner ranks already"
 
 
 class Scaled(Loop):
@@ -171,16 +171,16 @@ def test_a_run_without_room_goes_on_and_the_request_is_given_up(tmp_path: Path):
     loop.each_prompt_once()
     assert loop.sizes[-1] == (2, 1)
     assert notes[0] is not None
-    assert "2 generator(s) waiting for room" in notes[0]
-    assert "learner group goes to 3 rank(s) when there is room" in notes[0]
+    assert "2 generators waiting for room" in notes[0]
+    assert "learner group goes to 3 ranks when there is room" in notes[0]
     assert loop.events("scale_waiting") == [
-        "no room yet for 2 generator(s) and 2 learner rank(s); the run goes on, the request waits up to 0.05 s "
+        "no room yet for 2 generators and 2 learner ranks; the run goes on, the request waits up to 0.05 s "
         "(cluster.scale_timeout)"
     ]
     failed = loop.events("scale_failed")
     assert len(failed) == 2
-    assert any("the run goes on with 2 generator(s)" in text for text in failed)
-    assert any("the run goes on with 1 learner rank(s)" in text for text in failed)
+    assert any("the run goes on with 2 generators" in text for text in failed)
+    assert any("the run goes on with 1 learner rank" in text for text in failed)
     assert loop.run.scaler.target == Sizes(2, 1)
     assert loop.run.scaler.note is None
 
@@ -218,7 +218,7 @@ def test_a_generator_that_does_not_start_is_told_and_the_others_serve(tmp_path: 
     loop.each_prompt_once()
     assert loop.sizes[-1] == (2, 1)
     assert loop.events("scale_failed") == [
-        "loop/generator/1 could not start: no such model; the run goes on with 2 generator(s)"
+        "loop/generator/1 could not start: no such model; the run goes on with 2 generators"
     ]
 
 
@@ -239,7 +239,7 @@ def test_ranks_that_do_not_start_leave_the_group_as_it_was(tmp_path: Path):
     loop.main()
     loop.each_prompt_once()
     assert loop.sizes[-1] == (1, 1)
-    assert "2 learner rank(s) could not start; 1 go on" in loop.events("scale_failed")[0]
+    assert "2 learner ranks could not start; 1 go on" in loop.events("scale_failed")[0]
 
 
 def test_the_change_is_under_way_until_the_new_ranks_can_train(tmp_path: Path):
@@ -261,7 +261,7 @@ def test_the_change_is_under_way_until_the_new_ranks_can_train(tmp_path: Path):
 
     loop.learners.resize, loop.publisher.use_ranks = resize_and_look, use_and_look  # type: ignore[method-assign]
     loop.main()
-    assert seen == [(1, "learner group is rebuilt: 2 rank(s) take over from 1")] * 2
+    assert seen == [(1, "learner group is rebuilt with 2 ranks in place of 1")] * 2
     assert (loop.run.scaler.training_ranks, loop.run.scaler.note) == (2, None)
 
 
@@ -294,9 +294,7 @@ def test_what_a_leaving_generator_has_not_finished_goes_to_others(tmp_path: Path
     loop.each_prompt_once()
     assert loop.fates[Fate.LOST] == 1
     assert loop.sizes[-1] == (1, 1)
-    assert loop.events("generator_left") == [
-        "loop/generator/1 has left; 1 group(s) that it had not finished go to others"
-    ]
+    assert loop.events("generator_left") == ["loop/generator/1 has left; others take 1 group that it had not finished"]
     assert loop.events("worker_replaced") == []
 
 

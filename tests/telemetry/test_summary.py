@@ -165,7 +165,7 @@ def test_a_run_that_trained_nothing_says_so() -> None:
     empty = [{"step": step, "elapsed": step, "groups/no_signal": 8, "weights/version": 0} for step in (1, 2, 3)]
     summary = summarize(empty)
     assert summary.trained_nothing
-    assert "nothing was trained in 3 step(s) (groups: 24 no_signal)" in text_of(summary, 200)
+    assert "nothing was trained in 3 steps (groups: 24 no_signal)" in text_of(summary, 200)
     assert not summarize([*empty, {"step": 4, "elapsed": 4, "weights/version": 1}]).trained_nothing
     assert not summarize([]).trained_nothing
 
@@ -180,8 +180,8 @@ def test_rewards_that_failed_stand_in_the_summary_with_their_last_error() -> Non
     ]
     notes = summarize(steps, events).notes
     assert notes == [
-        "reward 'my/judge' gave no number for 60 rollout(s) (error): KeyError: 'b' (r.py:2 in f)",
-        "reward 'slow' gave no number for 4 rollout(s) (timeout): no result within 5 s",
+        "reward 'my/judge' gave no number for 60 rollouts (error): KeyError: 'b' (r.py:2 in f)",
+        "reward 'slow' gave no number for 4 rollouts (timeout): no result within 5 s",
     ]
     assert notes[0] in text_of(summarize(steps, events), 200)
     assert summarize([{"step": 1, "scoring/failures/error/x": 0}]).notes == []
