@@ -261,7 +261,7 @@ def test_a_change_of_size_that_fails_leaves_the_group_as_it_was(holder, model_fo
             selections, _ = await give(holder, 0)
             await group.train(selections, 0)
             before, names = await group.score(PROBE, 0.8), group.names
-            with pytest.raises(ResizeError, match=r"2 learner rank\(s\) could not start \(no room\); 1 go on"):
+            with pytest.raises(ResizeError, match=r"2 learner ranks could not start \(no room\); 1 go on"):
                 await group.resize(2, tmp_path / "state")
             assert await group.score(PROBE, 0.8) == before
             assert group.workers == 1
