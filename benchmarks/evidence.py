@@ -48,6 +48,8 @@ class Part:
     quick_seeds: int = 1
     told_by_clocks: bool = False
     """Whether what its arms make and train differs, so that clocks of GPUs tell another time than this machine's."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """Arms (arm, other) that are told beside one another, not beside the baseline alone."""
 
     @property
     def file(self) -> Path:
@@ -58,11 +60,13 @@ PARTS = {
     "arms": Part("three-arms-cpu", "grpo-ga", (), {}, quick_seeds=3, told_by_clocks=True),
     "n": Part("rollouts-cpu", "n8", ("n16", "n128"), {"grpo": "n8", "grpo-pods": "n64"}, told_by_clocks=True),
     "m": Part("kept-cpu", "m32", ("m32", "m2"), {"grpo-pods": "m8"}, told_by_clocks=True),
-    "rules": Part("rules-cpu", "random", ("max_reward", "random"), {"grpo-pods": "max_variance"}),
+    "rules": Part("rules-cpu", "random", ("max_reward", "random"), {"grpo-pods": "max_variance"},
+                  beside=(("max_variance", "max_variance-group"),)),
     "prompts": Part("prompts-cpu", "all", ("all", "revisit-adaptive"), {}),
-    "staleness": Part("staleness-cpu", "k0", ("k0", "k2", "k2-uncorrected"), {}),
+    "staleness": Part("staleness-cpu", "k0", ("k0", "k2", "k2-uncorrected"), {},
+                      beside=tuple((f"k{k}", f"k{k}-uncorrected") for k in range(1, 5))),
     "settling": Part("settling-cpu", "settle-off", ("settle-waves",), {"grpo-pods": "settle-off"}),
-}
+}  # fmt: skip
 QUICK_SECONDS, SECONDS = 60.0, 120.0
 RUN_GIB = 3.0
 """Memory of one run: controller, generator, learner and Ray's own processes, 2 to 2.5 GiB."""
@@ -209,7 +213,12 @@ def main() -> None:
         part = PARTS[name]
         told = which if part.told_by_clocks else ()
         result["parts"][name] = answer(
-            arms_of(part, arguments.work), part.baseline, Target(arguments.accuracy), told, by_steps=name == "arms"
+            arms_of(part, arguments.work),
+            part.baseline,
+            Target(arguments.accuracy),
+            told,
+            by_steps=name == "arms",
+            beside=part.beside,
         )
     if "arms" in parts and not (arguments.no_paced or arguments.quick):
         result |= measure_paced(ARM_SIZES, [clock for clock in which if clock.name.startswith("3b")], prompts=16)

@@ -22,6 +22,7 @@ CURVE_DIGITS, DIGITS = 3, 4
 RESULT_COLUMNS = ("arm", "seeds", "final", "final_low", "final_high", "best")
 CLOCK_COLUMNS = ("arm", "baseline_reaches_at", "reaches_at", "speed_up", "speed_up_low", "speed_up_high")
 ROW_COLUMNS = (*CLOCK_COLUMNS[:1], "axis", *CLOCK_COLUMNS[1:], "difference", "difference_low", "difference_high")  # fmt: skip
+BESIDE_COLUMNS = ("arm", "other", *ROW_COLUMNS[-3:])
 EXPLAINS = ("grad_norm", "reward_std", "reward_std/kept", "frac_reward_zero_std", "completions/mean_length",
             "completions/kept_mean_length", "timing_s/generate", "timing_s/update", "timing_s/publish",
             "timing_s/step")  # fmt: skip
@@ -35,8 +36,11 @@ def answer(
     which: Sequence[Clock] = (),
     *,
     by_steps: bool = False,
+    beside: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """Curves, speed-ups on every axis and by every clock, and what explains them. `by_steps`: curves over steps too."""
+    """Curves, speed-ups on every axis and by every clock, and what explains them. `by_steps`: curves over steps too;
+    `beside`: (arm, other) whose difference at equal steps is told too, where both were run.
+    """
     baseline = baseline if baseline in arms else next(iter(arms))
     own = compare(arms, baseline=baseline, target=target, axes=AXES)
     told = {}
@@ -59,10 +63,16 @@ def answer(
         "results": _table([row for row in rows if row["axis"] == AXES[0]], RESULT_COLUMNS),
         "rows": _table((row for row in rows if row["arm"] != baseline), ROW_COLUMNS),
         "clocks": told,
+        "beside": _table((_beside(arms, *pair) for pair in beside if {*pair} <= {*arms}), BESIDE_COLUMNS),
         "curves": curves,
         "explains": _table(({"arm": label} | _means(runs) for label, runs in arms.items()), ("arm", *EXPLAINS)),
         "seeds": {label: [run.seed for run in runs] for label, runs in arms.items()},
     }
+
+
+def _beside(arms: Mapping[str, list[RunSeries]], arm: str, other: str) -> dict[str, Any]:
+    found = compare({other: arms[other], arm: arms[arm]}, baseline=other, axes=("steps",))
+    return {"other": other} | next(row for row in found.rows() if row["arm"] == arm)
 
 
 def _thinned(band: dict[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,17 @@ OVERLAPPING = ("two",)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an arm does beside its part's baseline: `more` is above it (a speed-up above 1, a difference above 0), `less`
-    below, `same`: not below. `by`: own seconds (`sooner`), equal steps (`steps`), or a clock's name."""
+    """What an arm does beside its part's baseline, or beside the arm `other` at equal steps: `more` is above it (a speed-up
+    above 1, a difference above 0), `less` below, `same` not below. `by`: own seconds (`sooner`), equal steps (`steps`), or a
+    clock's name.
+    """
 
     text: str
     part: str
     arm: str
     by: str
     wanted: Literal["more", "less", "same"]
+    other: str | None = None
 
 
 CLAIMS = (
@@ -39,8 +42,15 @@ CLAIMS = (
     Claim("max variance beats random, at equal steps", "rules", "max_variance", "steps", "more"),
     Claim("max reward is worse than random, at equal steps", "rules", "max_reward", "steps", "less"),
     Claim("with the group's advantages it does too, at equal steps", "rules", "max_variance-group", "steps", "more"),
+    Claim("advantages over the kept rollouts beat those over the group, at equal steps", "rules", "max_variance", "steps", "more",
+          "max_variance-group"),
     Claim("GRESO: skipping prompts without signal is sooner", "prompts", "revisit-adaptive", "sooner", "more"),
     Claim("rollouts of one update ago lose nothing, at equal steps", "staleness", "k1", "steps", "same"),
+    *(
+        Claim(f"the correction gains at staleness {k}, at equal steps", "staleness", f"k{k}", "steps", "more",
+              f"k{k}-uncorrected")
+        for k in range(1, 5)
+    ),
     Claim("stopping decided groups by waves is sooner", "settling", "settle-waves", "sooner", "more"),
     Claim("stopping decided groups at once is sooner", "settling", "settle-abort", "sooner", "more"),
 )  # fmt: skip
@@ -151,6 +161,9 @@ def _row_of(claim: Claim, result: Mapping[str, Any] | None) -> Row | None:
     part = None if result is None else result["parts"].get(claim.part)
     if part is None:
         return None
+    if claim.other is not None:
+        pairs = records(part["beside"]) if "beside" in part else []
+        return next((row for row in pairs if (row["arm"], row["other"]) == (claim.arm, claim.other)), None)
     axis = {"steps": "steps", "sooner": "training-minutes"}.get(claim.by)
     table = part["rows"] if axis else part["clocks"].get(claim.by)
     found = [] if table is None else records(table)

@@ -155,6 +155,9 @@ def test_every_part_names_arms_of_its_sweep(part: Part) -> None:
     assert {part.baseline, *part.quick, *part.borrowed.values()} <= set(arms)
     claims = [claim for claim in CLAIMS if PARTS[claim.part] is part]
     assert {claim.arm for claim in claims} <= {*arms} - {part.baseline}
+    pairs = {(claim.arm, claim.other) for claim in claims if claim.other is not None}
+    assert pairs == {*part.beside}
+    assert {other for _, other in pairs} <= {*arms}
     told = {clock.name for clock in clocks()} if part.told_by_clocks else set()
     assert {claim.by for claim in claims} <= {"steps", "sooner"} | told
     three = load_sweep(PARTS["arms"].file).arms
@@ -200,3 +203,10 @@ def test_a_claim_holds_where_its_whole_interval_is_on_its_side() -> None:
     assert told("n", "n64", "training-minutes", 1.2, None, None, *nothing) == "not shown"
     assert told("n", "n64", "training-minutes", None, 0.0, 0.0, *nothing) == "no"
     assert list(claim_lines(None)) == []
+
+    arms = {
+        arm: [run("grpo-pods", seed) for seed in range(3)] for arm in ("random", "max_variance", "max_variance-group")
+    }
+    found = {"parts": {"rules": answer(arms, "random", Target(), beside=PARTS["rules"].beside)}}
+    (row,) = (line for line in claim_lines(found) if "over the group" in line)
+    assert row.endswith("| +0.0 points [+0.0, +0.0] | not shown |")
