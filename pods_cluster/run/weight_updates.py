@@ -131,6 +131,13 @@ class WeightUpdates:
             self._notice("worker_failed", f"{worker} did not take version {self.version}: {reason}")
             for failure in await self._pool.fail(worker, reason):
                 await self._assembler.lose_worker(failure)
+        if report.resent:
+            causes = "; ".join(f"{worker}: {_short(reason)}" for worker, reason in report.resent.items())
+            self._notice(
+                "weights_resent",
+                f"version {self.version} was sent {report.attempts} times, and all that are left hold it: {causes}",
+                level="warning",
+            )
         return {
             "weights/bytes": float(report.nbytes),
             "weights/sync_seconds": report.seconds,

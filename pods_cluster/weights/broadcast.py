@@ -13,7 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pods_cluster.config import WeightsConfig
@@ -40,7 +40,7 @@ class PublishReport:
     """Result of publishing one version of `nbytes` bytes.
 
     `failed` are the workers to kill and replace, with the reason; all others hold the version. `rebuilt` says whether a
-    new group was formed, `attempts` how often the version was sent.
+    new group was formed, `attempts` how often the version was sent, `resent` who failed at first and took it then, and why.
     """
 
     version: int
@@ -49,6 +49,7 @@ class PublishReport:
     failed: dict[str, str]
     rebuilt: bool
     attempts: int
+    resent: dict[str, str] = field(default_factory=dict)
 
 
 class Broadcaster:
@@ -124,6 +125,7 @@ class Broadcaster:
     async def _deliver(self, version: int, workers: dict[str, Any]) -> PublishReport:
         began = time.monotonic()
         failed: dict[str, str] = {}
+        at_first: dict[str, str] = {}
         rebuilt, attempt = False, 0
         self._stopped.clear()
         update = await self._plan_update(version)
@@ -147,6 +149,7 @@ class Broadcaster:
                 gone, learner = await self._close_group()
                 if outcome.learner or learner:
                     raise LearnerFailed(f"version {version}: {'; '.join(outcome.learner) or learner}")
+                at_first = (outcome.at_fault or outcome.first or outcome.affected) | at_first
                 blamed = gone | outcome.lost
                 if attempt > 1:
                     blamed |= outcome.at_fault or outcome.first
@@ -163,7 +166,8 @@ class Broadcaster:
             raise
         finally:
             looking.cancel()
-        return PublishReport(version, time.monotonic() - began, update.nbytes, failed, rebuilt, attempt)
+        resent = {name: reason for name, reason in at_first.items() if name in workers}
+        return PublishReport(version, time.monotonic() - began, update.nbytes, failed, rebuilt, attempt, resent)
 
     async def _plan_update(self, version: int) -> WeightUpdate:
         settings = self._settings

@@ -20,6 +20,7 @@ from pods_cluster.scoring.score import FailureKind
 from pods_cluster.scoring.scorer_stats import ScorerStats
 from pods_cluster.sizing.step_measurement import StepMeasurement
 from pods_cluster.types import Fate, GroupId, Selection
+from pods_cluster.weights.broadcast import PublishReport
 from tests.run.made_up_loop import Loop
 from tests.run.parts import loop_config
 
@@ -224,6 +225,22 @@ def test_a_worker_that_takes_no_weights_is_replaced(tmp_path: Path):
     loop.main()
     assert list(loop.pool.handles) == ["loop/generator/1"]
     assert sorted(loop.trained_rows()) == list(range(8))
+
+
+def test_a_version_that_had_to_be_sent_again_is_told_with_the_cause(tmp_path: Path):
+    loop = Loop(loop_config("run.steps=2"), tmp_path)
+    publish = loop.publisher.publish
+
+    async def publish_twice(version: int, workers: Any) -> PublishReport:
+        report = await publish(version, workers)
+        return replace(report, attempts=2, resent={"loop/generator/0": "no stream"}) if version == 1 else report
+
+    loop.publisher.publish = publish_twice  # type: ignore[method-assign]
+    loop.main()
+    (event,) = [event for event in loop.folder.read_events() if event["kind"] == "weights_resent"]
+    assert event["text"].startswith("version 1 was sent 2 times")
+    assert "loop/generator/0: no stream" in event["text"]
+    assert list(loop.pool.handles) == ["loop/generator/0"], "nobody is replaced for it"
 
 
 def test_groups_lost_on_their_way_to_the_learner_come_again(tmp_path: Path):

@@ -133,6 +133,8 @@ def test_one_failure_costs_a_second_attempt_and_nobody(cluster):
     ray.get(workers["a"].fault.remote(at=3, act="raise", times=1), timeout=WAIT)
     report = publish(broadcaster(cluster), cluster, 1, workers)
     assert (report.failed, report.attempts) == ({}, 2)
+    assert list(report.resent) == ["a"]
+    assert "no room for this bucket" in report.resent["a"]
     for worker in workers.values():
         holds(worker, 1)
     cluster.give_back()
