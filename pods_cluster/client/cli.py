@@ -196,17 +196,25 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        if os.environ.get("PODS_DEBUG") or not _for_people(error):
+        text = _for_people(error)
+        if os.environ.get("PODS_DEBUG") or text is None:
             raise
         console = Console(stderr=True)
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
         for note in getattr(error, "__notes__", ()):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
-def _for_people(error: Exception) -> bool:
-    return isinstance(error, ConfigError) or type(error).__module__.startswith("pods_cluster.")
+def _for_people(error: Exception) -> str | None:
+    """The text of an error that a user can act on; None for one that needs its traceback."""
+    if isinstance(error, ConfigError) or type(error).__module__.startswith("pods_cluster."):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{str(error.filename)[:200]}: {error.strerror}; give another path, or make room for it (PODS_DEBUG=1 shows where)"
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of Path.expanduser
+        return "~: a path names the home folder of a user whom this machine does not have; write the path out"
+    return None
 
 
 if __name__ == "__main__":

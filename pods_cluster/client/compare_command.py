@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.client.figure_command import read_run
+from pods_cluster.client.option_values import finite
 from pods_cluster.client.sweep import SWEEP_FILE
 from pods_cluster.config import ConfigError
 from pods_cluster.telemetry.arm_comparison import ACCURACY, AXES, Comparison, averaged, compare
@@ -44,12 +45,16 @@ def compare_runs(
             help=f"What is compared; by default {ACCURACY}. One of training steps, as reward: means over ten."
         ),
     ] = None,
-    target: Annotated[float | None, typer.Option(help="Value to reach, as in 0.8.")] = None,
+    target: Annotated[float | None, typer.Option(help="Value to reach, as in 0.8.", callback=finite)] = None,
     share: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Without --target: this share of the baseline's best (0.99).")
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, callback=finite, help="Without --target: this share of the baseline's best (0.99)."
+        ),
     ] = None,
     gain: Annotated[
-        float | None, typer.Option(help="Without --target: so much above the baseline's start, as in 0.05.")
+        float | None,
+        typer.Option(callback=finite, help="Without --target: so much above the baseline's start, as in 0.05."),
     ] = None,
     hold: Annotated[
         bool, typer.Option("--hold", help="Only measured points count, as in the paper; else lines between them do.")

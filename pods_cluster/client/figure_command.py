@@ -46,6 +46,8 @@ def figure(
     wanted = [kind.strip().lower() for kind in formats.split(",") if kind.strip()]
     if unknown := [kind for kind in wanted if kind not in FORMATS] or (None if wanted else [formats]):
         raise ConfigError(f"--formats: {unknown[0]!r} is none of {', '.join(FORMATS)}")
+    if not name.strip() or Path(name).name != name:
+        raise ConfigError(f"--name: {name!r} is no name of a file; the folder goes to --out")
     labels, series = zip(*(read_run(argument) for argument in runs), strict=True)
     grouped = arms(series, labels)
     panels, lacking = [], []

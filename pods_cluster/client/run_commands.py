@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pods_cluster.client.completion import override_names, run_names
+from pods_cluster.client.option_values import seconds
 from pods_cluster.sizing.moves import Sizes
 from pods_cluster.wording import age
 
@@ -133,7 +134,7 @@ def scale(
     learners: Annotated[int | None, typer.Option(min=1, help="Learner ranks.")] = None,
     address: Address = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the pools have these sizes.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that --wait waits.")] = 900.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that --wait waits.", callback=seconds)] = 900.0,
 ) -> None:
     """Change the sizes of a live run's pools: `pods scale RUN --generators 6 --learners 2`."""
     from pods_cluster.client.run_handle import find_run
@@ -155,7 +156,9 @@ def scale(
 def stop(
     run: RunTarget,
     address: Address = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the run may take to save its state.")] = 900.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that the run may take to save its state.", callback=seconds)
+    ] = 900.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return at once, before the run has ended.")] = False,
 ) -> None:
     """End a live run after its current step, save a checkpoint, and wait for both."""

@@ -17,6 +17,9 @@ from pods_cluster.wording import counted
 LARGEST = 2**63
 """Largest whole number in a configuration: more than any count, and as much as numpy and torch take."""
 
+MOST_WORKERS = 10_000
+"""Workers of a pool: ten times what has been thought through. Each is a task of the controller's, so that a slip of the finger
+would end the run."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that no file, column or name can have."""

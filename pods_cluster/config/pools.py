@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import Section, refuse
+from pods_cluster.config.base import MOST_WORKERS, Section, refuse
 from pods_cluster.config.labels import Labels
 
 
@@ -18,7 +18,7 @@ class GeneratorConfig(Section):
     engine: Literal["transformers", "vllm", "paced"] = "vllm"
     """`vllm` for GPUs (or its CPU build); `transformers` is the small built-in engine; `paced` sleeps instead of
     computing and is for tests of the service itself."""
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
     """Generator workers."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that share one engine (vLLM)."""

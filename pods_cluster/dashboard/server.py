@@ -69,6 +69,8 @@ def find_token(paths: Sequence[str | Path], token_file: Path | None = None) -> T
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises DashboardError."""
+    if not 0 <= port <= 65535:  # else the resolver takes what is left over 65536
+        raise DashboardError(f"--port {port}: is no port; give one from 1 to 65535, or 0 for a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)

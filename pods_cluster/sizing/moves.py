@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pods_cluster.config import Config
+from pods_cluster.config.base import MOST_WORKERS
 from pods_cluster.wording import counted
 
 
@@ -56,6 +57,8 @@ def check_request(config: Config, generators: int | None, learners: int | None) 
     for name, count in (("generators", generators), ("learners", learners)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ScaleError(f"{name}: {count!r} workers; each pool has at least 1")
+        if count is not None and count > MOST_WORKERS:
+            raise ScaleError(f"{name}: {count:,} workers; a pool has at most {MOST_WORKERS:,}")
     if learners is None or learners == config.learner.workers:
         return
     sequences = config.trained_per_step // config.learner.updates_per_batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pods_cluster.telemetry.curves import LABELS, Axis, Curve
 from pods_cluster.telemetry.figure import INK, STYLE
@@ -70,19 +71,26 @@ def save_comparison(
                     panel.fill_between(
                         curve.x, curve.low, curve.high, color=color, alpha=0.07 if beside else 0.16, linewidth=0
                     )
-            panel.set_title(TITLES.get(metric, metric))
+            panel.set_title(TITLES.get(metric, metric), parse_math=False)
             panel.set_xlabel(LABELS[across[at]])
             panel.margins(x=0.02)
             if metric.startswith("eval/") and metric.endswith("accuracy"):
                 panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
             if at == 0 and not beside:
-                panel.legend(loc="best")
+                _as_written(panel.legend(loc="best"))
         if beside:
-            axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.02, 0.5))
+            handles = axes[0].get_legend_handles_labels()
+            _as_written(axes[-1].legend(*handles, loc="center left", bbox_to_anchor=(1.02, 0.5)))
         if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK, parse_math=False)
         for kind in formats:
             path = folder / f"{name}.{kind}"
             figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
             saved.append(path)
     return saved
+
+
+def _as_written(legend: Any) -> None:
+    """Labels are a user's: a `$` in one begins no formula."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)

@@ -59,6 +59,9 @@ def test_moves_lead_to_the_target_and_then_end(generators, learners, serving, co
         (0, None, "generators: 0 workers; each pool has at least 1"),
         (None, -2, "learners: -2 workers"),
         (True, None, "generators: True workers"),
+        (1.5, None, r"generators: 1\.5 workers"),
+        (10**9, None, "generators: 1,000,000,000 workers; a pool has at most 10,000"),
+        (None, 10**9, "learners: 1,000,000,000 workers"),
         (None, 17, r"learners: 17 ranks cannot share the 16 rollouts.*ask for 16 or fewer"),
     ],
 )
