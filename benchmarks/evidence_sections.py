@@ -64,6 +64,7 @@ def gpu_lines(result: Mapping[str, Any] | None, tables: Callable[[str], Iterator
         interval = "one seed, so without an interval" if seeds < 2 else f"the interval over {seeds} seeds is too narrow"
         yield f"- **Sooner**: to {goal}; {interval}."
         yield from _cause(part)
+        yield from _bound(part)
         if runs.get("note"):
             yield f"- **What it shows**: {runs['note']}"
         yield ""
@@ -71,10 +72,8 @@ def gpu_lines(result: Mapping[str, Any] | None, tables: Callable[[str], Iterator
         yield from _also(part)
     if result is not None and "gpu" in result["parts"]:
         yield (
-            "**What bounds it at this size**: the engines need more than half of a step for 64 answers, whoever is trained, and "
-            "where 16 answers are made in less than half the time of 64, plain GRPO with 16 takes twice the steps in the same "
-            "minutes. The selection pays where updates are dear beside answers: larger models (the columns `3b` above), "
-            "generators of their own."
+            "At this size answers cost more than updates with m = 16, and the selection saves updates. Where an update is dearer "
+            "beside an answer it saves more: the columns `3b` above are what the clocks tell of that, within wide intervals."
         )
         yield ""
 
@@ -113,6 +112,21 @@ def _cause(part: Mapping[str, Any]) -> Iterator[str]:
         if found is not None and found["speed_up"] is not None:
             text += f", and it needs {1 / found['speed_up']:.2f} times as many of them"
         yield text + "."
+
+
+def _bound(part: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps grpo-pods from being sooner still: the share of its step in which it waits for rollouts."""
+    means = {row["arm"]: row for row in records(part["explains"])}
+    pods, few = means.get("grpo-pods"), means.get("grpo")
+    if pods is None:
+        return
+    share = pods["timing_s/generate"] / pods["timing_s/step"]
+    text = f"- **What bounds it**: grpo-pods waits for rollouts in {share:.0%} of its time, which no cheaper update takes away"
+    if few is not None:
+        text += (
+            f"; grpo makes m in place of n and steps {pods['timing_s/step'] / few['timing_s/step']:.1f} times as often"
+        )
+    yield text + "."
 
 
 def gradient_lines(result: Mapping[str, Any] | None) -> Iterator[str]:
