@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
@@ -90,6 +92,12 @@ def create_app(
     app.add_middleware(
         Guard, token=token, rate=rate or RateLimit(REQUESTS_A_SECOND, REQUESTS_AT_ONCE), guesses=app.state.guesses
     )
+
+    @app.exception_handler(RequestValidationError)
+    async def _refused(_: Request, error: RequestValidationError) -> Response:
+        # What was sent is not sent back: it may be a token, or (NaN, bytes, half of a character) nothing that JSON can say.
+        detail = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()]
+        return Response(json.dumps({"detail": detail}), 422, media_type="application/json")
 
     @app.exception_handler(Exception)
     async def _unexpected(_: Request, error: Exception) -> JSONResponse:

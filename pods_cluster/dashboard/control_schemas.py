@@ -51,7 +51,10 @@ class StopRequest(BaseModel):
     """Reason for ending the run."""
 
     model_config = ConfigDict(extra="forbid")
-    reason: Annotated[str, Field(min_length=1, max_length=500)] = "stopped from the dashboard"
+    # it is shown on terminals: nothing that moves a cursor
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")] = (
+        "stopped from the dashboard"
+    )
 
 
 class Accepted(BaseModel):

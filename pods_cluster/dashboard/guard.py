@@ -66,6 +66,8 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         guarded = _GuardedSend(send)
         refusal = self._refuse(scope, headers)
+        if sum(name.lower() == b"host" for name, _ in scope["headers"]) > 1:
+            refusal = (400, "more than one Host header", {})
         if refusal is None and scope["method"] not in _READING:
             try:
                 body = await asyncio.wait_for(_body(headers, receive), BODY_SECONDS)
@@ -151,7 +153,7 @@ def session_cookie(text: str) -> str | None:
 async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
     """The whole body; None if it is too long."""
     length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > MAX_BODY:
+    if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > MAX_BODY:
         return None
     body = b""
     while True:

@@ -29,6 +29,46 @@ def app(made: Path, controls: Remembering) -> FastAPI:
     return create_app([made], token=Token(SECRET), controls=controls)
 
 
+@pytest.mark.parametrize("path", ["/api/runs/first/scale", "/api/runs/first/stop", "/api/login"])
+@pytest.mark.parametrize(
+    "body",
+    [b'{"generators": NaN}', b'{"generators": Infinity}', b'{"learners": -1e400}', b'{"reason": "\\ud800"}',
+     b'{"reason": "\\u001b[2J"}', b'{"reason": "\\u0000"}', b'{"token": "\\ud800"}', b'{"\\ud800": 1}', b"\x1f\x8b", b"\xff",
+     b"[" * 5000, b"9" * 9000, b"null", b'"text"', b"[]", b"{", b'{"generators": ' + b"9" * 5000 + b"}"],
+    ids=lambda body: repr(body[:24]),
+)  # fmt: skip
+def test_a_body_of_any_kind_is_refused_and_not_sent_back(
+    app: FastAPI, controls: Remembering, path: str, body: bytes
+) -> None:
+    with connect(app) as client:
+        for kind in ("application/json", "text/plain", ""):
+            answer = client.post(path, content=body, headers={**BEARER, "content-type": kind})
+            assert answer.status_code in (400, 422), answer.text
+            assert all("input" not in item for item in answer.json()["detail"] if isinstance(item, dict))
+    assert controls.asked == []
+
+
+def test_a_wrong_token_is_not_sent_back(app: FastAPI) -> None:
+    with connect(app) as client:
+        answer = client.post("/api/login", json={"token": 1234567, "secret": "do not repeat"})
+        assert answer.status_code == 422
+        assert "1234567" not in answer.text
+        assert "do not repeat" not in answer.text
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "-1", "1e3", "", "0x1"])
+def test_a_length_that_is_none_is_refused(app: FastAPI, length: str) -> None:
+    with connect(app) as client:
+        headers = {**BEARER, "content-length": length.encode("latin-1")}
+        assert client.post("/api/runs/first/scale", content=b"{}", headers=headers).status_code == 413
+
+
+def test_a_second_host_is_refused(app: FastAPI) -> None:
+    with connect(app) as client:
+        answer = client.get("/api/runs", headers=[("host", "evil.example"), ("host", "localhost")])
+        assert answer.status_code == 400
+
+
 @pytest.mark.parametrize("host", ["localhost:8765", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_reading_is_open_on_this_machine(app: FastAPI, host: str, address: str) -> None:
