@@ -19,12 +19,13 @@ from tests.tiny_run import Made
 pytestmark = pytest.mark.slow
 FAST, SLOW = {"card": "fast"}, {"card": "slow"}
 NODES = {
-    "mixed1": (GENERATES | LEARNS | FAST, 1, 2),
-    "mixed2": (GENERATES | LEARNS | SLOW, 1, 1),
+    "mixed1": (GENERATES | LEARNS | SLOW, 1, 2),
+    "mixed2": (GENERATES | LEARNS | FAST, 1, 1),
     "generate": (GENERATES | SLOW, 1, 0),
 }
 """Labels, and room for generators and ranks."""
-RATES = {"fast": 160.0, "slow": 40.0}
+RATES = {"fast": 120.0, "slow": 30.0}
+"""So low that the machine is not busy with steps while commands are waited for; what is left after all losses is fast."""
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_l
     run = nodes.submit(hosts["outside"], config)
 
     # pools on different nodes, ranks on two of them; prompts are shared out by what each engine is seen to make
-    run.wait_for_steps(6)
+    run.wait_for_steps(5)
     assert run.places() == {
         "controller": ["head"],
         "selector": ["head"],
@@ -78,9 +79,9 @@ def test_a_run_on_four_hosts_outlives_the_loss_of_one_with_a_generator_and_two_l
     pids = {host: hosts[host].processes() for host in NODES}
     made_by = {host: worker for worker in run.workers() if worker["role"] == "generator"
                for host in NODES if worker["pid"] in pids[host]}  # fmt: skip
-    for slow in (made_by["generate"], made_by["mixed2"]):
-        assert made_by["mixed1"]["tokens_per_second"] > 2 * slow["tokens_per_second"] > 0
-        assert made_by["mixed1"]["generated_tokens"] > 1.5 * slow["generated_tokens"] > 0
+    for slow in (made_by["generate"], made_by["mixed1"]):
+        assert made_by["mixed2"]["tokens_per_second"] > 2 * slow["tokens_per_second"] > 0
+        assert made_by["mixed2"]["generated_tokens"] > 1.5 * slow["generated_tokens"] > 0
 
     # a node is drained: its generator leaves, and the others go on with what it has not finished, where there is something just
     # then (tests/sizing/test_scaling.py has such groups for certain)
