@@ -14,7 +14,7 @@ from rich.text import Text
 from pods_cluster.client.refusals import check_names
 from pods_cluster.config import Config
 from pods_cluster.data import load_eval, load_prompts, load_tokenizer, resolved, reward_columns
-from pods_cluster.data.context import unsavable_settings
+from pods_cluster.data.context import unsavable_settings, without_end_token
 from pods_cluster.data.model_files import check_models
 from pods_cluster.data.survey import SECONDS, survey
 from pods_cluster.data.tokenizer import PromptTokenizer
@@ -23,6 +23,7 @@ from pods_cluster.environments.host import EnvironmentFailed
 from pods_cluster.scoring import ScoreRequest
 from pods_cluster.scoring.reward_probe import Probe, probe_rewards
 from pods_cluster.scoring.reward_registry import check_rewards
+from pods_cluster.telemetry.run_folder import refuse_place
 from pods_cluster.types import Prompt
 from pods_cluster.wording import counted
 
@@ -94,6 +95,7 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True, second
     `offline`, tried on the first row.
     """
     check_names(config)
+    refuse_place(config.run.dir)
     found = CheckResult(notes=_notes(config))
     if offline:
         if rewards and config.environment is not None:
@@ -109,6 +111,8 @@ def check(config: Config, *, offline: bool = False, rewards: bool = True, second
     found.prompt = prompt = stream.next(1)[0]
     found.notes += check_models(config, prompt.token_ids, weights=False)
     found.notes += [*survey(stream, seconds)[0], *unsavable_settings(config.model.path)]
+    if not config.generator.stop_strings:
+        found.notes += without_end_token(config.model.path, tokenizer)
     if found.rows < config.learner.prompts_per_step:
         found.notes.append(
             f"learner.prompts_per_step: {config.learner.prompts_per_step} is more than the {found.rows} rows of the "

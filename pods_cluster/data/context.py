@@ -9,6 +9,7 @@ from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.data.errors import DataError
+from pods_cluster.data.tokenizer import PromptTokenizer
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": None, "top_k": 50, "typical_p": 1.0}
 """Sampling flags of a generation configuration with the values that are as good as absent."""
@@ -63,6 +64,19 @@ def unsavable_settings(path: str) -> list[str]:
         notes.append(f"generation_config.json of {path!r} has top_p: {top_p}, outside (0, 1]; the trained model is saved "
                      f"with its special tokens alone")  # fmt: skip
     return notes
+
+
+def without_end_token(path: str, tokenizer: PromptTokenizer) -> list[str]:
+    """A note on a model for which nothing ends a completion."""
+    special = getattr(tokenizer, "special_tokens", None)
+    named = special.get("eos_token") if isinstance(special, Mapping) else getattr(tokenizer, "eos_token", None)
+    files = ("generation_config.json", "config.json")
+    if named is not None or any(_settings_of(path, name).get("eos_token_id") is not None for name in files):
+        return []
+    return [
+        f"model.path: {path!r} has no end token (eos_token_id, eos_token): every completion goes on to generator.max_tokens; "
+        f"name one in its tokenizer_config.json, or set generator.stop_strings"
+    ]
 
 
 def _settings_of(path: str, name: str, revision: str | None = None) -> Mapping[str, Any]:

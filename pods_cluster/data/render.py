@@ -67,7 +67,7 @@ class PromptRenderer:
             ids = self._encode_chat(text, index)
         else:
             text = self._render_plain(messages, index)
-            ids = self._encode_plain(text)
+            ids = self._encode_plain(text, index)
         if not ids:
             if text.strip():
                 raise RowError(
@@ -132,7 +132,7 @@ class PromptRenderer:
 
     def _encode_chat(self, text: str, index: int) -> tuple[int, ...]:
         """Encode a rendered chat. The template has written every special token itself, so none is added."""
-        ids = self._encode(text, add_special_tokens=False)
+        ids = self._encode(text, index, add_special_tokens=False)
         if self._starts_twice(ids):
             raise RowError(
                 f"model.chat_template: the prompt of row {index} starts with two start tokens ({text[:40]!r}…); "
@@ -150,20 +150,26 @@ class PromptRenderer:
             )
         return "\n\n".join(message["content"] for message in messages)
 
-    def _encode_plain(self, text: str) -> tuple[int, ...]:
+    def _encode_plain(self, text: str, index: int) -> tuple[int, ...]:
         """Encode as the tokenizer does, with its special tokens; a start token in the text is not doubled."""
-        ids = self._encode(text, add_special_tokens=True)
+        ids = self._encode(text, index, add_special_tokens=True)
         return ids[1:] if self._starts_twice(ids) else ids
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, index: int, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Encode a text. Of one that is much longer than a prompt may be (a row of megabytes takes a tokenizer many seconds) only
-        the beginning, where that alone is too long already."""
+        the beginning, where that alone is too long already. Raises RowError for what the tokenizer has no token for."""
         most = SURELY_LONG * (self.longest + 1)
-        if len(text) > most:
-            ids = tuple(self.tokenizer.encode(text[:most], add_special_tokens=add_special_tokens))
-            if len(ids) > 2 * self.longest:
-                return ids
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        try:
+            if len(text) > most:
+                ids = tuple(self.tokenizer.encode(text[:most], add_special_tokens=add_special_tokens))
+                if len(ids) > 2 * self.longest:
+                    return ids
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise RowError(
+                f"model.path: the tokenizer cannot read the prompt of row {index} ({text.strip()[:40]!r}): {error}; correct "
+                f"or remove the row, or are the tokenizer's files whole?"
+            ) from error
 
     def _starts_twice(self, ids: tuple[int, ...]) -> bool:
         start = self.tokenizer.bos_token_id

@@ -67,6 +67,7 @@ class RunFolder:
     def refuse_occupied(cls, root: str | Path, name: str) -> None:
         """Raise RunFolderError where `create` would find a file, or a folder that holds anything."""
         folder = cls(_absolute(root) / name)
+        refuse_place(root)
         try:
             if folder.path.exists() and not folder.path.is_dir():
                 raise RunFolderError(
@@ -218,6 +219,22 @@ class RunFolder:
             )
             about = f"holds a run already (at step {step}, last written {age(ago)} ago)"
         return f"{self.path}: {about}; continue it with --resume, choose another run.name, or remove the folder"
+
+
+def refuse_place(root: str | Path) -> None:
+    """Raise RunFolderError where a file stands in the way of `run.dir`."""
+    folder = _absolute(root)
+    for place in (folder, *folder.parents):
+        try:
+            if place.is_dir():
+                return
+            in_the_way = place.exists()
+        except OSError:  # it cannot be looked into: making the folder says why
+            return
+        if in_the_way:
+            raise RunFolderError(
+                f"run.dir: {str(root)!r} cannot be a folder: {place} is a file; set run.dir to another place"
+            )
 
 
 def _absolute(path: str | Path) -> Path:

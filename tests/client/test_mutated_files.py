@@ -256,3 +256,32 @@ def test_what_shows_when_a_model_is_loaded(folder: Path, change: Callable[[Path]
     Path("run.json").write_text(json.dumps(BASE))
     with pytest.raises(ModelError, match=rf"model\.path: 'model' .*{told}"):
         load_model(load_config("run.json", []).model)
+
+
+def test_a_model_without_an_end_token_is_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "'model' has no end token (eos_token_id, eos_token): every completion goes on to generator.max_tokens"
+    for name, change in (("config.json", {"eos_token_id": None}), (GENERATION, {"eos_token_id": None}),
+                         (TOKENIZER, {"eos_token": None})):  # fmt: skip
+        assert told not in checked(capsys)[1]
+        beside(name, **change)(folder / "model")
+    assert told in checked(capsys)[1]
+    assert told not in checked(capsys, "generator.stop_strings=[';']")[1]
+
+
+def test_what_the_tokenizer_has_no_token_for_is_left_out_by_row(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["unk_token"] = "<absent>"
+    file.write_text(json.dumps(tokenizer))
+    assert checked(capsys)[0] == 0
+    Path("rows.jsonl").write_text(one(prompt="☃"))
+    code, said = checked(capsys)
+    assert code == 0, said
+    assert "1 of 20 rows cannot be rendered" in said
+    assert "the tokenizer cannot read the prompt of row 3 (" in said
+    Path("rows.jsonl").write_text(every(prompt="☃"))
+    code, said = checked(capsys)
+    assert code == 1
+    assert "error: model.path: the tokenizer cannot read the prompt of row" in said

@@ -89,3 +89,22 @@ def test_the_summary_is_replaced_in_one_piece(tmp_path: Path) -> None:
         folder.write_summary({"steps": float("nan")})
     assert folder.summary.read_text() == '{\n  "steps": 1\n}\n'
     assert [path.name for path in folder.path.glob(".summary*")] == []
+
+
+@pytest.mark.parametrize("root", ["file", "file/below", "link", "/dev/null", "/dev/null/x"])
+def test_a_file_in_the_way_of_the_runs_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(RunFolderError, match=r"run\.dir: '.*' cannot be a folder: .* is a file; set run\.dir"):
+        RunFolder.refuse_occupied(root, "run")
+
+
+@pytest.mark.parametrize("root", ["new", "new/below", "there", "to_there", "."])
+def test_a_place_that_can_be_made_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "to_there").symlink_to("there")
+    RunFolder.refuse_occupied(root, "run")
