@@ -19,12 +19,17 @@ from tests.tiny_run import Made
 
 REWARDS = """
 import time
+from pathlib import Path
 
-def score(completions, first, **kwargs):
+HOLD = Path(__file__).with_name("hold")
+
+def score(completions, first, step, **kwargs):
     if first[0] in (1, 3):
         return [0.5] * len(completions)  # no signal
-    if first[0] == 2:
-        time.sleep(1)
+    if first[0] == 2 and step[0] == 2 and HOLD.exists():
+        HOLD.with_name("held").touch()
+        while HOLD.exists():
+            time.sleep(0.01)
     return [sum(map(ord, text)) % 7 / 6 for text in completions]
 """
 SETTINGS = [
@@ -46,7 +51,10 @@ def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(
     cluster: None, made: Made, tmp_path: Path
 ) -> None:
     firsts = [first for _ in range(10) for first in (1, 4, 2, 3, 5, 6, 7, 8)]
-    rows = [{"prompt": f"{first}{row}+1=", "answer": "1", "first": first} for row, first in enumerate(firsts)]
+    rows = [
+        {"prompt": f"{first}{row}+1=", "answer": "1", "first": first, "step": row // 8 + 1}
+        for row, first in enumerate(firsts)
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "rewards.py").write_text(REWARDS)
 
@@ -58,17 +66,17 @@ def test_a_step_that_is_broken_off_and_made_again_is_bitwise_the_same(
 
     whole = run(*command("whole"), env=on_cluster())
     assert whole.returncode == 0, whole.stdout + whole.stderr
+    (tmp_path / "hold").touch()
     with subprocess.Popen(
         pods(*command("broken")), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=on_cluster()
     ) as process:
-        metrics = tmp_path / "broken" / "metrics.jsonl"
         deadline = time.monotonic() + 240
-        while not (metrics.exists() and metrics.read_text().count("\n")) and process.poll() is None:
+        while not (tmp_path / "held").exists() and process.poll() is None:  # the second step waits for a reward
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        time.sleep(1)  # the second step waits for its slow rewards
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=240)
+    (tmp_path / "hold").unlink()
     saved = checkpoints.latest(tmp_path / "broken" / "checkpoints")
     assert saved is not None, output
     state = checkpoints.read_state(saved)

@@ -83,8 +83,13 @@ def _kill_and_start_again(made: Made, tmp_path: Path) -> None:
     run.watch.sample()
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
-    time.sleep(20)  # what ends by itself has ended
-    left = [each.process for each in run.watch.watched.values() if lives(each.process)]
+    left = [each.process for each in run.watch.watched.values()]
+    quiet_since, deadline = time.monotonic(), time.monotonic() + 60
+    while time.monotonic() < min(quiet_since + 5, deadline):  # what ends by itself ends first
+        alive = [process for process in left if lives(process)]
+        if len(alive) < len(left):
+            left, quiet_since = alive, time.monotonic()
+        time.sleep(0.2)
     print("left by SIGKILL:", [process.name() for process in left])
     leftovers.end_leftovers()
     psutil.wait_procs(left, timeout=10)

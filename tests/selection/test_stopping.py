@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pods_cluster.selection import actor as actor_module
 from pods_cluster.selection.actor import SelectorActor
 from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.types import Fate, GroupId
@@ -171,23 +174,28 @@ def test_the_actor_answers_with_instructions_as_soon_as_there_are_any() -> None:
     asyncio.run(run())
 
 
-def test_the_deadline_for_stragglers_counts_from_when_a_step_could_be_filled() -> None:
-    """Polls are short; it is the first of them that finds enough groups that starts the clock."""
+def test_the_deadline_for_stragglers_counts_from_when_a_step_could_be_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls are short; it is the first of them that finds enough groups that starts the clock, which is put forward here."""
+    ahead = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, perf_counter=time.perf_counter)
+    monkeypatch.setattr(actor_module, "time", clock)
 
     async def run() -> None:
+        nonlocal ahead
         actor = SelectorActor(run_config(staleness=1))
         C = GroupId(0, 3)
         await actor.expect([(A, 4), (B, 4), (C, 4)])
         await actor.report([shard(C, [1.0, 0.0, 1.0, 0.0])])
         # not full: what is there is younger than two groups that are missing, and stays
-        assert (await actor.collect(2, 0, 0.02, straggler_s=0.3)).selections == []
-        await asyncio.sleep(0.3)
+        assert (await actor.collect(2, 0, 0.02, straggler_s=60.0)).selections == []
+        ahead += 60.0
         await actor.report([shard(B, [1.0, 0.0, 1.0, 0.0])])
-        held = await actor.collect(2, 0, 0.02, straggler_s=0.3)
+        held = await actor.collect(2, 0, 0.02, straggler_s=60.0)
         assert [selection.group for selection in held.selections] == [B]  # among the two oldest
         assert held.overtaken == 1
-        assert (await actor.collect(1, 0, 0.02, straggler_s=0.3)).selections == []
-        late = await actor.collect(1, 0, 5.0, straggler_s=0.3)
+        assert (await actor.collect(1, 0, 0.02, straggler_s=60.0)).selections == []
+        ahead += 59.9
+        late = await actor.collect(1, 0, 60.0, straggler_s=60.0)
         assert [selection.group for selection in late.selections] == [C]
         assert late.overtaken == 1
 

@@ -164,10 +164,10 @@ def test_closing_ends_a_rendezvous_on_both_ends():
         time.sleep(0.2)
         receiver.close()
         with pytest.raises(WeightTransferError, match="closed"):
-            joining.result(5)
+            joining.result(TIMEOUT)
         sender.close()
         with pytest.raises(WeightTransferError, match="closed"):
-            meeting.result(5)
+            meeting.result(TIMEOUT)
 
 
 def test_closing_ends_a_transfer_on_both_ends():
@@ -183,7 +183,7 @@ def test_closing_ends_a_transfer_on_both_ends():
         time.sleep(0.2)
         receiver.close()
         with pytest.raises(WeightTransferError, match="closed"):
-            taking.result(5)
+            taking.result(TIMEOUT)
         with pytest.raises(WeightTransferError, match="not connected"):
             receiver.receive(update, lambda rows: None)
         idle.close()
