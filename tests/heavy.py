@@ -35,7 +35,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("run/test_nodes.py",),
     ("client/test_sweep.py",),
     ("learning/test_learner_group.py",),
-    ("generation/test_pool.py", "generation/test_place.py"),
+    ("generation/test_pool.py", "generation/test_pool_failures.py", "generation/test_place.py"),
     # a process group of one rank in this process, and one pair of ranks beside it
     (
         "learning/test_resharding.py",

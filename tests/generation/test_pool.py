@@ -1,25 +1,14 @@
-"""Workers and their pool as real Ray actors: engine, scorers, reports, weights, failures."""
+"""Workers and their pool as real Ray actors: engine, scorers, reports, weights."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import shutil
-import signal
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
-from unittest.mock import AsyncMock
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import ray
 
-from pods_cluster import stopped_process
-from pods_cluster.config import Config
-from pods_cluster.generation import pool_calls, reporter
 from pods_cluster.generation.completion_text import CompletionText
 from pods_cluster.generation.engine import EngineError
 from pods_cluster.generation.engines.builtin.engine import TransformersEngine
@@ -39,95 +28,26 @@ from pods_cluster.types import (
     Selection,
 )
 from tests.generation.learner import Learner
+from tests.generation.pool_parts import (
+    MakeConfig,
+    Reports,
+    answer_of,
+    collected,
+    groups_of,
+    ids,
+    portions_of,
+    prompt,
+    start_collector,
+    with_pool,
+)
 from tests.generation.rewards import first_token_is_digit, length
 
 pytestmark = pytest.mark.usefixtures("cluster")
-T = TypeVar("T")
-MakeConfig = Callable[..., Config]
-
-
-def start_collector() -> Any:
-    """An actor that takes reports as the selector does, and shows them. (A local class travels to Ray by value.)"""
-
-    class Collector:
-        def __init__(self) -> None:
-            self.messages: list[list[GroupShard]] = []
-
-        def report(self, shards: list[GroupShard]) -> None:
-            self.messages.append(shards)
-
-        def read(self) -> list[list[GroupShard]]:
-            return self.messages
-
-    return ray.remote(num_cpus=0)(Collector).remote()
-
-
-class Reports:
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-
-    def messages(self) -> list[list[GroupShard]]:
-        return ray.get(self.handle.read.remote(), timeout=30)
-
-    def wait(self, groups: Sequence[GroupId], size: int = 6, timeout: float = 90.0) -> dict[GroupId, list[GroupShard]]:
-        """The shards of `groups` once `size` rollouts of each were reported."""
-        deadline = time.monotonic() + timeout
-        while True:
-            found: dict[GroupId, list[GroupShard]] = {group: [] for group in groups}
-            for message in self.messages():
-                for shard in message:
-                    if shard.group in found:
-                        found[shard.group].append(shard)
-            counts = [sum(map(len, shards)) for shards in found.values()]
-            if min(counts) >= size or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        assert counts == [size] * len(groups)
-        return found
 
 
 @pytest.fixture
 def reports() -> Iterator[Reports]:
-    handle = start_collector()
-    yield Reports(handle)
-    ray.kill(handle)
-
-
-def prompt(row: int, epoch: int = 0) -> Prompt:
-    text = f"{10 + row}+{20 + row}="
-    ids = build_tokenizer().encode("<bos>" + text, add_special_tokens=False)
-    return Prompt(epoch, row, text, tuple(ids), answer=str(30 + 2 * row))
-
-
-def groups_of(rows: range) -> list[tuple[GroupId, Prompt]]:
-    return [(GroupId(0, row), prompt(row)) for row in rows]
-
-
-def portions_of(rows: range, size: int = 6) -> list[Portion]:
-    return [Portion(group, item, size, 0, size) for group, item in groups_of(rows)]
-
-
-def with_pool(
-    config: Config,
-    selector: Any,
-    body: Callable[[GeneratorPool], Awaitable[T]],
-    *,
-    adopt: int | None = 0,
-    **options: Any,
-) -> T:
-    """Run `body` with a started pool, and end the pool whatever happens."""
-
-    async def run() -> T:
-        pool = GeneratorPool(config, selector, **options)
-        try:
-            await pool.start()
-            if adopt is not None:
-                await pool.adopt_version(adopt)
-            return await asyncio.wait_for(body(pool), 240)
-        finally:
-            await pool.close()
-
-    return asyncio.run(run())
+    yield from collected()
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +71,6 @@ def shared(make_config: MakeConfig) -> Iterator[tuple[GeneratorPool, Reports]]:
 
 
 Shared = tuple[GeneratorPool, Reports]
-
-
-def ids(rows: range) -> list[GroupId]:
-    return [GroupId(0, row) for row in rows]
 
 
 def selection(shard: GroupShard, indices: list[int]) -> Selection:
@@ -202,14 +118,14 @@ def test_groups_are_generated_scored_reported_and_taken(shared: Shared) -> None:
         worker = pool.workers[name]
         await pool.keep([selection(shards[first][0], [1, 4])])
         assert [rollout.index for rollout in await pool.sample(first)] == [1, 4]
-        answer = await _call(worker.take.remote([(first, [0, 4])]))
+        answer = await answer_of(worker.take.remote([(first, [0, 4])]))
         assert [rollout.index for rollout in unpack(answer)] == [4]
         assert list(answer.absent) == [(first, 0)]
-        answer = await _call(worker.take.remote([(first, [1, 4])]))
+        answer = await answer_of(worker.take.remote([(first, [1, 4])]))
         assert [rollout.index for rollout in unpack(answer)] == [1]
         assert list(answer.absent) == [(first, 4)]
         await pool.drop([GroupId(0, 1), GroupId(0, 2)])
-        left = [await _call(handle.drain.remote(0.1)) for handle in pool.workers.values()]
+        left = [await answer_of(handle.drain.remote(0.1)) for handle in pool.workers.values()]
         assert sorted(left) == [[], [GroupId(0, 3)]]
         stats = await pool.stats()
         for mine in stats.workers.values():
@@ -236,14 +152,6 @@ def _check_rollout(rollout: Rollout, group: GroupId, numbers: tuple[float, int])
     assert rollout.reward == parts["first_token_is_digit"]
     expected = float("nan") if rollout.reward is None else rollout.reward
     np.testing.assert_equal(numbers, (expected, len(rollout.token_ids)))
-
-
-async def _call(reference: Any) -> Any:
-    """The answer; what the method raised itself."""
-    try:
-        return await reference
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
 
 
 def test_workers_make_the_rollouts_that_an_engine_alone_makes(shared: Shared, model_folder: str) -> None:
@@ -301,7 +209,7 @@ def test_a_refused_request_queues_nothing_and_can_be_repaired(shared: Shared) ->
         long = Prompt(0, 31, "long", tuple([4] * 30))
         with pytest.raises(EngineError, match=r"0\.31\.0/\d.*context of 32"):
             await pool.submit([Portion(GroupId(0, 31), long, 6, 0, 6)])
-        assert [await _call(handle.groups.remote()) for handle in pool.workers.values()] == [[], []]
+        assert [await answer_of(handle.groups.remote()) for handle in pool.workers.values()] == [[], []]
         await pool.submit(portions_of(range(30, 31)))
         await asyncio.to_thread(reports.wait, [GroupId(0, 30)])
         with pytest.raises(GeneratorError, match="submitted here before"):
@@ -318,7 +226,7 @@ def test_workers_are_added_and_drained_away(shared: Shared) -> None:
     async def body() -> None:
         added = await pool.prepare(60)
         assert added not in pool.workers
-        await _call(pool.prepared_worker(added).adopt_version.remote(0))
+        await answer_of(pool.prepared_worker(added).adopt_version.remote(0))
         pool.admit(added)
         await pool.submit(portions_of(range(40, 43)))
         shards = await asyncio.to_thread(reports.wait, ids(range(40, 43)))
@@ -331,7 +239,7 @@ def test_workers_are_added_and_drained_away(shared: Shared) -> None:
         await pool.submit(portions_of(range(43, 46)))
         shards = await asyncio.to_thread(reports.wait, ids(range(43, 46)))
         assert {parts[0].worker for parts in shards.values()} == set(pool.serving) == set(owners) - {leaves}
-        await _call(pool.workers[leaves].take.remote([(owners[leaves], list(range(6)))]))
+        await answer_of(pool.workers[leaves].take.remote([(owners[leaves], list(range(6)))]))
         await draining
         failure = await pool.dismiss(leaves)
         assert failure is not None
@@ -386,8 +294,10 @@ def test_weights_arrive_between_steps_and_evaluation_uses_them(
         assert all(len(row.samples) == 3 for row in again[0])
         assert await pool.evaluate([], SamplingParams(), 1) == []
         completion = [(prompts[0].token_ids, [5, 6, 2])]
-        assert await _call(worker.score.remote(completion, 0.7)) == [pytest.approx(engine.score(completion, 0.7)[0])]
-        assert await _call(worker.fingerprints.remote()) == engine.fingerprints()
+        assert await answer_of(worker.score.remote(completion, 0.7)) == [
+            pytest.approx(engine.score(completion, 0.7)[0])
+        ]
+        assert await answer_of(worker.fingerprints.remote()) == engine.fingerprints()
         assert reports.messages() == []
 
     with_pool(make_config(), reports.handle, body, adopt=None)
@@ -402,7 +312,7 @@ def test_dropped_groups_are_aborted_and_never_reported(make_config: MakeConfig, 
         (worker,) = pool.workers.values()
         await pool.submit(portions_of(range(3)))
         await pool.drop([GroupId(0, 0), GroupId(0, 2)])
-        await _call(worker.abort.remote(GroupId(0, 1), [3, 4, 5]))
+        await answer_of(worker.abort.remote(GroupId(0, 1), [3, 4, 5]))
         shards = await asyncio.to_thread(reports.wait, [GroupId(0, 1)])
         assert {shard.group for message in reports.messages() for shard in message} == {GroupId(0, 1)}
         aborted = {
@@ -464,181 +374,6 @@ def test_groups_are_divided_where_too_few_are_out_for_all_workers(
     with_pool(config, reports.handle, body)
 
 
-def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:
-    async def body(pool: GeneratorPool) -> None:
-        await pool.submit(portions_of(range(4)))
-        await asyncio.to_thread(reports.wait, ids(range(4)))
-        assert await pool.check() == []
-        name, handle = next(iter(pool.workers.items()))
-        held = await _call(handle.groups.remote())
-        assert len(held) == 2
-        os.kill((await _call(handle.ready.remote())).pid, signal.SIGKILL)
-        # groups that are sent to it before anyone has noticed are reported with it; the other worker's go on
-        await pool.submit(portions_of(range(4, 8)))
-        rows = await pool.evaluate([prompt(row) for row in range(3)], SamplingParams(max_tokens=4), 1)
-        assert [row.row for row in rows] == [0, 1, 2]
-        (failure,) = await pool.check()
-        assert failure.worker == name
-        assert "died" in failure.cause
-        assert set(held) < set(failure.groups)
-        assert len(failure.groups) == 4
-        alive = set(ids(range(8))) - set(failure.groups)
-        await asyncio.to_thread(reports.wait, sorted(alive))
-        assert set(pool.workers) == {"generation-test/generator/1"}
-        assert await pool.check() == []
-        new = await pool.replace(name)
-        assert new == "generation-test/generator/2"
-        assert set(pool.workers) == {"generation-test/generator/1", new}
-        request = GroupRequest(GroupId(9, 9), prompt(1), (0,), 1, SamplingParams())
-        with pytest.raises(EngineError, match="publish version 0"):  # it holds no weights that anyone named
-            await _call(pool.workers[new].submit.remote([request]))
-        assert (await pool.stats()).metrics()["generator/replaced"] == 1.0
-
-    with_pool(make_config(workers=2), reports.handle, body)
-
-
-def test_a_hung_engine_is_found(make_config: MakeConfig, reports: Reports) -> None:
-    config = make_config(
-        engine="paced", request_timeout=1.0, engine_options={"tokens_per_second": 0.01, "shortest": 8, "longest": 8}
-    )
-
-    async def body(pool: GeneratorPool) -> None:
-        await pool.submit(portions_of(range(1)))
-        deadline = time.monotonic() + 60
-        while not (failures := await pool.check()):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-        (failure,) = failures
-        assert "hangs" in failure.cause
-        assert "generator.request_timeout: 1" in failure.cause
-        assert failure.groups == [GroupId(0, 0)]
-        assert pool.workers == {}
-        with pytest.raises(GeneratorError, match="no generator worker"):
-            await pool.submit(portions_of(range(1, 2)))
-
-    with_pool(config, reports.handle, body)
-
-
-def test_a_hung_engine_does_not_end_the_run_that_submits_to_it(make_config: MakeConfig, reports: Reports) -> None:
-    config = make_config(
-        engine="paced", request_timeout=1.0, engine_options={"tokens_per_second": 0.01, "shortest": 8, "longest": 8}
-    )
-
-    async def body(pool: GeneratorPool) -> None:
-        (worker,) = pool.workers.values()
-        await pool.submit(portions_of(range(1)))
-        with pytest.raises(GeneratorError, match=r"`fingerprints` within 1 s.*in a step.*generator\.request_timeout"):
-            await _call(worker.fingerprints.remote())
-        await pool.submit(portions_of(range(1, 2)))
-        (failure,) = await pool.check()
-        assert "`submit` within 1 s" in failure.cause
-        assert failure.groups == [GroupId(0, 0), GroupId(0, 1)]
-
-    with_pool(config, reports.handle, body)
-
-
-POISON = """
-import os
-from transformers import {base}
-
-
-class Poisoned({base}):
-    def forward(self, input_ids=None, **kwargs):
-        if input_ids is not None and input_ids.shape[1] > 3 and (input_ids[:, 1:4] == input_ids.new_tensor({ids})).all(1).any():
-            {fails}
-        return super().forward(input_ids=input_ids, **kwargs)
-"""
-
-
-@pytest.mark.parametrize(
-    ("fails", "text"),
-    [
-        ('raise RuntimeError("illegal memory access")', "the engine failed: RuntimeError: illegal memory access"),
-        ("os._exit(1)", "died: "),
-    ],
-)
-def test_an_engine_that_fails_on_a_prompt_is_reported_with_its_groups_and_no_call_raises(
-    make_config: MakeConfig, reports: Reports, tmp_path: Path, fails: str, text: str
-) -> None:
-    config = make_config()
-    model = shutil.copytree(config.model.path, tmp_path / "model")
-    settings = json.loads((model / "config.json").read_text())
-    ids = list(prompt(1).token_ids[1:4])
-    source = POISON.format(base=settings["architectures"][0], ids=ids, fails=fails)
-    (model / "modeling_poisoned.py").write_text(source)
-    settings |= {"auto_map": {"AutoModelForCausalLM": "modeling_poisoned.Poisoned"}, "architectures": ["Poisoned"]}
-    (model / "config.json").write_text(json.dumps(settings))
-    trusted = config.model.model_copy(update={"path": str(model), "trust_remote_code": True})
-
-    async def body(pool: GeneratorPool) -> None:
-        await pool.submit(portions_of(range(1)))
-        await asyncio.to_thread(reports.wait, [GroupId(0, 0)])
-        await pool.submit(portions_of(range(1, 3)))
-        deadline = time.monotonic() + 60
-        while not (failures := await pool.check()) and time.monotonic() < deadline:
-            await pool.submit(portions_of(range(3, 4)))
-            await pool.drop([GroupId(0, 3)])
-            await asyncio.sleep(0.05)
-        (failure,) = failures
-        assert text in failure.cause
-        assert {GroupId(0, 1), GroupId(0, 2)} <= set(failure.groups)
-        with pytest.raises(GeneratorError, match="no generator worker is left to evaluate on"):
-            await pool.evaluate([prompt(0)], SamplingParams(max_tokens=4), 1)
-
-    with_pool(config.model_copy(update={"model": trusted}), reports.handle, body)
-
-
-@pytest.mark.parametrize(
-    ("seen", "cause"),
-    [(True, "did not answer for 3 s: its process is stopped"), (False, "did not answer for 2 s")],
-    ids=["stopped", "hangs"],
-)
-def test_a_silent_worker_is_not_waited_for(
-    make_config: MakeConfig, reports: Reports, monkeypatch: pytest.MonkeyPatch, seen: bool, cause: str
-) -> None:
-    """Its process is there and answers nothing; the others do its work. Whether it is stopped may not be seen."""
-    if not seen:
-        monkeypatch.setattr(stopped_process, "stays_stopped", AsyncMock(return_value=False))
-
-    async def body(pool: GeneratorPool) -> None:
-        name, handle = next(iter(pool.workers.items()))
-        pid = (await _call(handle.ready.remote())).pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            monkeypatch.setattr(pool_calls, "ANSWER_SECONDS", 1.0)
-            rows = await pool.evaluate([prompt(row) for row in range(4)], SamplingParams(max_tokens=4), 1)
-            assert [row.row for row in rows] == [0, 1, 2, 3]
-            (failure,) = await pool.check()
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        assert (failure.worker, failure.cause) == (name, cause)
-
-    with_pool(make_config(workers=2), reports.handle, body)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            {"engine_options": {"device": "nowhere"}},
-            r"generator\.engine_options\.device: 'nowhere' cannot be used.*nowhere",
-        ),
-        ({"cpus_per_worker": 64.0, "threads": 1}, "not placed.*64 CPU"),
-    ],
-)
-def test_a_pool_that_cannot_start_says_why(make_config: MakeConfig, change: dict[str, Any], text: str) -> None:
-    config = make_config(**change)
-    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"placement_timeout": 3.0})})
-    if "engine_options" in change:
-        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"placement_timeout": 60.0})})
-
-    async def body(pool: GeneratorPool) -> None:
-        raise AssertionError("it started")
-
-    with pytest.raises(GeneratorError, match=text):
-        with_pool(config, None, body)
-
-
 def test_a_second_pool_of_the_same_name_is_refused(shared: Shared) -> None:
     pool, _ = shared
 
@@ -648,61 +383,3 @@ def test_a_second_pool_of_the_same_name_is_refused(shared: Shared) -> None:
     with pytest.raises(GeneratorError, match=r"generation-shared/generator/\d.*run\.name"):
         with_pool(pool.config, None, body)
     assert asyncio.run(pool.check()) == []
-
-
-def test_a_model_that_is_not_there_is_named(make_config: MakeConfig) -> None:
-    config = make_config()
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/nowhere/at/all"})})
-
-    async def body(pool: GeneratorPool) -> None:
-        raise AssertionError("it started")
-
-    with pytest.raises(GeneratorError, match="/nowhere/at/all"):
-        with_pool(config, None, body)
-
-
-def test_a_selector_that_takes_no_report_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Deaf:
-        def report(self, shards: list[GroupShard]) -> None:
-            time.sleep(600)
-
-    monkeypatch.setattr(reporter, "REPORTS_IN_FLIGHT", 2)
-    selector = ray.remote(num_cpus=0)(Deaf).remote()
-    try:
-        link = reporter.SelectorLink(selector, 0.5)
-        link.send([])
-        link.send([])
-        with pytest.raises(GeneratorError, match=r"none of 3 reports for 0\.5 s \(generator\.request_timeout\)"):
-            link.send([])
-    finally:
-        ray.kill(selector)
-
-
-def test_workers_outlive_a_dead_selector_and_begin_again_with_another(make_config: MakeConfig) -> None:
-    dead, second, reports = start_collector(), Reports(start_collector()), Reports(start_collector())
-    groups = [group for group, _ in groups_of(range(3))]
-
-    async def body(pool: GeneratorPool) -> None:
-        ray.kill(dead)
-        for row in range(3):
-            await pool.submit(portions_of(range(row, row + 1)))
-            await asyncio.sleep(0.2)
-            assert not await pool.check()
-        # another selector learns of what they hold, and of what comes later; nothing is made again
-        await pool.report_again(second.handle, groups)
-        shards = await asyncio.to_thread(second.wait, groups)
-        (stats,) = (await pool.stats()).workers.values()
-        made = sum(int(shard.lengths.sum()) for each in shards.values() for shard in each)
-        assert stats.engine.generated_tokens == made
-        starting = await pool.prepare(60)
-        assert not await pool.begin_again(reports.handle)
-        pool.admit(starting)
-        (before,) = [name for name in pool.serving if name != starting]
-        await pool.adopt_version(0)
-        await pool.fail(before, "so that the new one makes them all")
-        # the same groups, as a run that goes on from an older state asks for them
-        await pool.submit(portions_of(range(3)))
-        await asyncio.to_thread(reports.wait, groups)
-        assert not await pool.check()
-
-    with_pool(make_config(), dead, body)
