@@ -57,7 +57,12 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("run/test_settled_run.py",),
     # one browser
     ("dashboard/test_page.py", "dashboard/test_scaling_page.py"),
-    ("scoring/test_scorer_pool.py", "scoring/test_scorer_limits.py", "scoring/test_reward_probe.py"),
+    (
+        "scoring/test_scorer_pool.py",
+        "scoring/test_scorer_processes.py",
+        "scoring/test_scorer_limits.py",
+        "scoring/test_reward_probe.py",
+    ),
     ("sizing/test_autoscaler.py",),
     # workers with environments; processes of environments
     ("generation/test_turns.py", "environments/test_host.py", "environments/test_description.py"),
