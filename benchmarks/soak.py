@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._fault_schedule import EXACT, KILLS, OFTEN, SLOW, schedule_of
 from benchmarks._faulted_run import Fault, FaultedRun
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
@@ -33,21 +34,6 @@ from benchmarks._run_processes import of_others, shared_memory_left
 from pods_cluster.telemetry.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
-KILLS = (
-    *(Fault(role) for role in ("generator", "learner", "selector", "controller", "scorer")),
-    Fault("generator", all=True),
-    Fault("learner", all=True),
-    Fault("gcs"),
-    Fault("command"),
-    Fault("command", "end"),
-)
-OFTEN = tuple(Fault(role) for role in ("generator", "learner", "selector", "scorer"))
-"""What comes twice in each round, as parts fail more often than whole pools and commands."""
-SLOW = tuple(Fault(role, "stop") for role in ("generator", "learner", "selector", "controller", "scorer", "gcs"))
-"""What is noticed by silence, after some seconds; one of these each round."""
-EXACT = ("learner", "selector", "controller", "gcs", "command")
-"""What fails without a trace in the weights: all else goes on from a state, with the same random streams. A lost generator's
-groups come again as other attempts, and a killed scorer's reward is left out."""
 QUICK = (
     "generator.workers=2",
     "generator.rollouts_per_prompt=8",
@@ -66,22 +52,6 @@ MOMENT_SECONDS = 0.5
 """Longest time from a step's record to the fault, drawn anew each time: it comes while rollouts are made, in the update, while
 weights are sent, while a copy is written."""
 COLUMNS = ("step", "fault", "seconds", "steps_again", "resumed")
-
-
-def schedule_of(
-    steps: int, every: int, seed: int, kills: Sequence[Fault] = KILLS, slow: Sequence[Fault] = ()
-) -> list[tuple[int, Fault]]:
-    """A fault each `every` steps: all kills in turn and one that is slow, each round in an order of its own."""
-    draw = random.Random(seed)
-    slowly, left, found = list[Fault](), list[Fault](), list[tuple[int, Fault]]()
-    for step in range(every, steps - 1, every):
-        if not left:
-            if slow and not slowly:
-                slowly = draw.sample(list(slow), len(slow))
-            round_ = [*kills, slowly.pop()] if slow else list(kills)
-            left = draw.sample(round_, len(round_))
-        found.append((step, left.pop()))
-    return found
 
 
 class Soak:
