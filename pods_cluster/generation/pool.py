@@ -10,15 +10,8 @@ from typing import Any
 
 from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign, relative_rates
-from pods_cluster.generation.members import TakePrinted
-from pods_cluster.generation.messages import (
-    EvalRow,
-    Failure,
-    GeneratorError,
-    GroupRequest,
-    Portion,
-    WorkerStats,
-)
+from pods_cluster.generation.members import Member, TakePrinted
+from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
 from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none
 from pods_cluster.generation.pool_calls import PoolCalls, error_of
 from pods_cluster.generation.pool_stats import PoolStats, counters
@@ -68,17 +61,6 @@ class GeneratorPool(PoolCalls):
         Raises what an engine has against a request. What is sent to a worker that turns out to be dead is reported by
         `check`, as if it had died a moment later.
         """
-        config = self.config.generator
-        sampling = SamplingParams(
-            temperature=config.temperature,
-            max_tokens=config.max_tokens,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            seed=self.config.run.seed,
-            stop_token_ids=config.stop_ids,
-            stop_strings=tuple(config.stop_strings),
-        )
         for portion in portions:
             if portion.start:  # the earlier ones have all come back
                 for member in self._members.values():
@@ -88,26 +70,11 @@ class GeneratorPool(PoolCalls):
         takers = {name: m for name, m in there.items() if not m.failure} or there
         if not takers:
             raise GeneratorError("no generator worker is left to submit to")
-        ordered = sorted(((config.max_tokens if p.length is None else p.length, p) for p in portions),
+        longest = self.config.generator.max_tokens
+        ordered = sorted(((longest if p.length is None else p.length, p) for p in portions),
                          key=lambda item: -len(item[1]) * item[0])  # fmt: skip
-        pieces = [(len(portion), length) for length, portion in ordered]
-        rates = relative_rates({name: (member.info.kind, member.rate) for name, member in takers.items()})
-        if self.config.staleness:  # places come free one by one
-            if len(set(rates.values())) > 1:  # a fast engine that is full is still the first to end
-                places = config.places_per_worker(len(takers))
-                takers = {name: member for name, member in takers.items() if member.sampling < places} or takers
-            length = sum(count * length for count, length in pieces) / max(1, sum(count for count, _ in pieces))
-            loads = {name: member.sampling * length for name, member in takers.items()}
-            # A few groups at a time would each be divided among all workers: only where one does not fit, or where so few
-            # are out that whole ones would leave workers without any.
-            fits = max((count for count, _ in pieces), default=0) <= config.places_per_worker(len(takers)) / 2
-            out = self.config.learner.prompts_per_step * (1 + self.config.staleness)
-            whole = fits and len(pieces) < len(takers) and out >= WHOLE_GROUPS * len(takers)
-            spread = config.spread and not whole
-        else:
-            loads = {name: sum(member.load.values()) for name, member in takers.items()}
-            spread = config.spread
-        shares = assign(pieces, loads, spread=spread, rates=rates)
+        shares = self._shares([(len(portion), length) for length, portion in ordered], takers)
+        sampling = self._sampling()
         parts: dict[str, list[GroupRequest]] = {}
         for (length, portion), share in zip(ordered, shares, strict=True):
             for name, places in share.items():
@@ -291,6 +258,42 @@ class GeneratorPool(PoolCalls):
         )
 
     # Within.
+
+    def _sampling(self) -> SamplingParams:
+        config = self.config.generator
+        return SamplingParams(
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            seed=self.config.run.seed,
+            stop_token_ids=config.stop_ids,
+            stop_strings=tuple(config.stop_strings),
+        )
+
+    def _shares(
+        self, pieces: Sequence[tuple[int, float]], takers: Mapping[str, Member]
+    ) -> list[dict[str, tuple[int, ...]]]:
+        """For each piece (rollouts, tokens of one), the places in it that each of `takers` makes."""
+        config = self.config.generator
+        rates = relative_rates({name: (member.info.kind, member.rate) for name, member in takers.items()})
+        if self.config.staleness:  # places come free one by one
+            if len(set(rates.values())) > 1:  # a fast engine that is full is still the first to end
+                places = config.places_per_worker(len(takers))
+                takers = {name: member for name, member in takers.items() if member.sampling < places} or takers
+            length = sum(count * length for count, length in pieces) / max(1, sum(count for count, _ in pieces))
+            loads = {name: member.sampling * length for name, member in takers.items()}
+            # A few groups at a time would each be divided among all workers: only where one does not fit, or where so few
+            # are out that whole ones would leave workers without any.
+            fits = max((count for count, _ in pieces), default=0) <= config.places_per_worker(len(takers)) / 2
+            out = self.config.learner.prompts_per_step * (1 + self.config.staleness)
+            whole = fits and len(pieces) < len(takers) and out >= WHOLE_GROUPS * len(takers)
+            spread = config.spread and not whole
+        else:
+            loads = {name: sum(member.load.values()) for name, member in takers.items()}
+            spread = config.spread
+        return assign(pieces, loads, spread=spread, rates=rates)
 
     def _holders(self, group: GroupId) -> list[str]:
         return [name for name, member in self._members.items() if group in member.groups]

@@ -57,11 +57,13 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+from pods_cluster.learning.reports import StepResult
 from pods_cluster.run.errors import RunError
 from pods_cluster.run.evaluation import evaluate
 from pods_cluster.run.parts import RunParts
 from pods_cluster.run.step_numbers import StageClock, Tally, measure
 from pods_cluster.telemetry.process_memory import process_memory
+from pods_cluster.types import Selection
 
 EMPTY_STEPS = 5
 """Steps in a row without one trainable group after which the run ends: it would only burn generator time."""
@@ -131,19 +133,10 @@ class Run(RunParts):
         # Asked now, so that the answers come while the learner trains: between two steps the learner would wait for them.
         asked = asyncio.ensure_future(self.pool.stats())
         try:
-            if selections:
-                self._empty_steps = 0
-                self.learner_changes = True  # until the step counts
-                result, values = await self.updates.train(selections, self.step, clock, tally)
-            else:
-                result, values = None, {}
+            result, values = await self._train(selections, clock, tally)
         except BaseException:
             asked.cancel()
             raise
-        if samples := self.samples.of_step({lost.group for lost in result.lost} if result else ()):
-            self.recorder.samples(self.step + 1, samples)
-        if not selections:
-            self._no_groups(tally)
         self.step += 1
         self.learner_changes = False
         seconds = clock.total()
@@ -164,6 +157,25 @@ class Run(RunParts):
         values |= stats.metrics() | self.scaler.values() | self.idle.after_step(measured)
         values |= self.balancer.after_step(measured, in_flight=in_flight, ready=tally.ready or 0, waited=tally.waited)
         self.assembler.set_group_size(self.balancer.rollouts)
+        await self._end_step(values, clock, evaluating)
+
+    async def _train(
+        self, selections: list[Selection], clock: StageClock, tally: Tally
+    ) -> tuple[StepResult | None, dict[str, float]]:
+        """Train the step and publish its weights; without a group to train on nothing but count that."""
+        result, values = None, dict[str, float]()
+        if selections:
+            self._empty_steps = 0
+            self.learner_changes = True  # until the step counts
+            result, values = await self.updates.train(selections, self.step, clock, tally)
+        if samples := self.samples.of_step({lost.group for lost in result.lost} if result else ()):
+            self.recorder.samples(self.step + 1, samples)
+        if not selections:
+            self._no_groups(tally)
+        return result, values
+
+    async def _end_step(self, values: dict[str, float], clock: StageClock, evaluating: bool) -> None:
+        """Evaluate and save where that is due, and record the step, whatever becomes of these."""
         try:
             if evaluating:
                 values |= await self._evaluate(record=False)
@@ -178,7 +190,7 @@ class Run(RunParts):
             elif self._copying and self.copies.is_due(self.step):
                 values["timing_s/copy"] = await self.copies.begin(self.state())
             values |= self.saver.metrics()
-        finally:  # the step is made, whatever becomes of these
+        finally:
             self.recorder.step(self.step, values)
 
     @contextlib.contextmanager
