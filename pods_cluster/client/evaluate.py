@@ -63,7 +63,8 @@ def target_config(target: Target, config: str | None, overrides: list[str]) -> C
     """The configuration to evaluate under: given, or that of the run which the target lies in."""
     source = config or target.config
     if source is None:
-        raise ConfigError(f"{target.name}: lies in no run's folder; say how to evaluate it with --config run.yaml")
+        about = "lies in no run's folder" if Path(target.model).is_dir() else "is no folder here"
+        raise ConfigError(f"{target.name}: {about}; say how to evaluate it with --config run.yaml")
     tree: dict[str, Any] = load_config(source, overrides).model_dump(mode="json")
     tree["model"]["path"] = target.model
     tree["run"]["name"] += "-eval"

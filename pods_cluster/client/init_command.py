@@ -18,6 +18,7 @@ from pods_cluster.config import ConfigError, build_config
 
 SHARE = Path("share") / "pods-cluster" / "configs"
 """Folder of the shipped configurations of an installed package, below the environment's folder."""
+COMMENT_COLUMN = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,20 @@ run:
   checkpoint: {{minutes: 10}}
 """
     build_config(yaml.safe_load(text), source="pods init")
-    return text
+    return _aligned(text)
+
+
+def _aligned(text: str) -> str:
+    """The text with the comments behind values in one column, where the value leaves room for that."""
+    lines = []
+    for line in text.splitlines():
+        value, space, comment = line.partition("  # ")
+        beside = space and value.strip() and not value.lstrip().startswith("#")
+        lines.append(f"{value.rstrip():<{COMMENT_COLUMN}}# {comment}" if beside else line)
+    aligned = "\n".join(lines) + "\n"
+    return (
+        aligned if yaml.safe_load(aligned) == yaml.safe_load(text) else text
+    )  # a value may hold what looks like a comment
 
 
 def shipped() -> list[str]:

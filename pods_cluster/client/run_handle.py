@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pods_cluster.client.controls import ControlFailed, LiveStatus, NotLive
 from pods_cluster.client.ray_controls import RayControls
+from pods_cluster.client.run_state import read_run_state
 from pods_cluster.run.checkpoints import latest
 from pods_cluster.run.live_file import living_process, read_live_file
 from pods_cluster.run.ray_access import use_ray_token
@@ -40,6 +41,10 @@ class RunHandle:
             raise RunAccessError(f"{self.folder.path}: the run was killed; continue it with `pods train … --resume`")
         if self.address is None:
             where = self.folder.path if self.folder is not None else self.name
+            if self.folder is not None and read_run_state(self.folder, self.name).status == "finished":
+                raise RunAccessError(
+                    f"{where}: the run is not alive, it has finished; more steps: `pods train … run.steps=… --resume`"
+                )
             raise RunAccessError(f"{where}: the run is not alive; continue it with `pods train … --resume`")
         use_ray_token()
         return RayControls(self.address)

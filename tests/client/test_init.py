@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from pods_cluster.client.cli import app
@@ -78,3 +79,12 @@ def test_shipped_configurations_are_listed_and_copied(tmp_path: Path) -> None:
     assert init(str(tmp_path / "run.yaml"), "--example", "gsm8k-2gpu").exit_code == 0
     assert load_config(tmp_path / "run.yaml").run.name == "gsm8k-0.5b"
     assert "there is no 'gsm9k'; choose of" in str(init(str(tmp_path / "c.yaml"), "--example", "gsm9k").exception)
+
+
+def test_comments_stand_in_one_column_and_never_change_a_value() -> None:
+    text = written(Answers("m", "rows.jsonl", "prompt", "answer", "", 2, "n"))
+    behind = [line for line in text.splitlines() if line.lstrip()[:1] not in ("#", "-") and "  # " in line]
+    assert len(behind) > 8
+    assert {line.index("# ") for line in behind} == {28}
+    odd = written(Answers("m", "a  # b.jsonl", "prompt", "answer", "", 2, "n"))
+    assert yaml.safe_load(odd)["data"]["path"] == "a  # b.jsonl"

@@ -19,8 +19,15 @@ def test_a_run_is_found_by_its_folder_and_by_its_name(tmp_path: Path) -> None:
     for target in (str(folder.path), "first"):
         found = find_run(target, root=tmp_path)
         assert (found.name, found.folder, found.address) == ("first", folder, None)
-    with pytest.raises(RunAccessError, match=r"first: the run is not alive; continue it with `pods train … --resume`"):
+    with pytest.raises(
+        RunAccessError, match=r"first: the run is not alive, it has finished; more steps: `pods train …"
+    ):
         _ = found.controls
+    make_run(tmp_path, "stopped", 2, ended=False)
+    with pytest.raises(
+        RunAccessError, match=r"stopped: the run is not alive; continue it with `pods train … --resume`"
+    ):
+        _ = find_run("stopped", root=tmp_path).controls
     write_live_file(folder, "10.0.0.1:6379")
     assert find_run("first", root=tmp_path).address == "10.0.0.1:6379"
     assert find_run("first", "other:6379", root=tmp_path).address == "other:6379"
