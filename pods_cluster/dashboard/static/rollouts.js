@@ -52,7 +52,8 @@ export class Rollouts {
       return;
     }
     this.drawList();
-    if (this.chosen === null && this.items.length) this.open(this.items[0].id);
+    const shown = this.items.find((item) => !DROPPED.includes(item.fate)) ?? this.items[0]; // a group that was trained says more
+    if (this.chosen === null && shown) this.open(shown.id);
     else if (this.chosen !== null && before === null && !this.group) this.open(this.chosen);
     if (!this.items.length) {
       replace(this.detail, h("p", { class: "empty" }, this.filter.value && this.total ? "No sampled group had this fate." : "No group has been sampled yet. `run.samples_every` sets how often whole groups are kept for reading."));
