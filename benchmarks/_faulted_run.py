@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done to a part of a run. `stop` leaves a process that hangs, `end` is SIGTERM; with `all` the whole pool."""
+    """Harm done to a part of a run. `stop` leaves a process that hangs, `end` is SIGTERM; with `all` the whole pool."""
 
     role: str
     does: Literal["kill", "stop", "end"] = "kill"

@@ -130,7 +130,7 @@ async def one_seed(
 
 
 def summary(arm: Arm, config: Config) -> dict[str, Any]:
-    """What is kept of an arm."""
+    """The row of an arm in the result file."""
     steps = [step for step in arm.steps if "timing_s/step" in step]
     finished, sampled = arm.total("rollouts/generated"), arm.total("tokens/sampled")
     length = (sampled - arm.total("tokens/aborted")) / max(finished, 1)

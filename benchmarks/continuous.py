@@ -1,4 +1,4 @@
-"""What it is worth to issue groups as engines have room, against once a step, on pools that keep time.
+"""The worth of issuing groups as engines have room, against once a step, on pools that keep time.
 
     python -m benchmarks.continuous [--rounds 2 --steps 9]
 

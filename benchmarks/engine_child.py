@@ -144,7 +144,7 @@ class Engine:
         return sum(len(rollout.token_ids) for rollout in rollouts), steps
 
     def digest(self) -> str:
-        """Of the last round's tokens: the same for arms that must make the same rollouts."""
+        """Digest of the last round's tokens: equal for arms that must make the same rollouts."""
         rows = sorted((str(rollout.group), rollout.index, list(rollout.token_ids)) for rollout in self._last)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 

@@ -57,7 +57,7 @@ class Gain:
 
 
 def gain(runs: Sequence[Mapping[int, tuple[bool, bool]]]) -> Gain:
-    """Of runs that each give row -> (right before, right after); rows that one of them lacks are left out.
+    """Gain in accuracy over runs that each give row -> (right before, right after); rows that one of them lacks are left out.
 
     Raises ValueError where fewer than two rows are in all of them.
     """
@@ -160,7 +160,7 @@ def _lengths(steps: Sequence[Record]) -> dict[str, dict[str, float | None]]:
 
 
 def _samples(groups: Sequence[Record], texts: int = 1) -> dict[str, Any]:
-    """Of the first and the last sampled group that was trained: the prompt, and rollouts of the highest and the lowest reward."""
+    """Samples of the first and the last group that was trained: the prompt, and rollouts of the highest and the lowest reward."""
 
     def show(group: Record) -> dict[str, Any]:
         scored = sorted((r for r in group["rollouts"] if r["reward"] is not None), key=lambda r: r["reward"])

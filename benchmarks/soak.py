@@ -105,7 +105,7 @@ class Soak:
                 run.kill()
 
     def result(self, *, over: bool) -> dict[str, Any]:
-        """What is known so far; `over`: all commands have ended, and what they left is looked for."""
+        """The result as far as it is known; `over`: all commands have ended, and what they left is looked for."""
         run = self.run
         records, events = _records(run.folder), _events(run.folder)
         times = [record["timing_s/step"] for record in records if "timing_s/step" in record]
@@ -170,7 +170,7 @@ def soak(
 
 
 def _by_kind(faults: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each kind of fault: how often, seconds until the second step after it, and steps that were made again at most."""
+    """For each kind of fault: how often, seconds until the second step after it, and steps that were made again at most."""
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for fault in faults:
         kinds[fault["fault"]].append(fault)

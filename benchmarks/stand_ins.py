@@ -146,7 +146,7 @@ async def measure(workers: int) -> dict[str, Any]:
 
 
 def modelled() -> dict[str, float]:
-    """The same of the numbers that the model is given: a group is a message of its own here."""
+    """The costs that the model is given for this: a group is a message of its own here."""
     found = costs()
     return {"controller_group": found["controller_group"], "controller_call": found["controller_call_with_reference"],
             "selector_group": found["selector_message"] + found["selector_group"]}  # fmt: skip

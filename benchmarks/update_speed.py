@@ -221,7 +221,7 @@ def _update(
 
 
 def _step_seconds(trainer: Trainer, plan: StepPlan, rollouts: Any, repeats: int) -> float:
-    """Of the optimiser's step alone, with the GPU idle before it."""
+    """Seconds of the optimiser's step alone, with the GPU idle before it."""
     step, taken = trainer.engine.step, []
 
     def timed(learning_rate: float) -> float:

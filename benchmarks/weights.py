@@ -222,7 +222,7 @@ async def load(pool: GeneratorPool) -> None:
 
 
 async def agreement(pool: GeneratorPool, learners: LearnerGroup) -> dict[str, Any]:
-    """The same tokens scored by the learner and by every generator, and fingerprints of both ends."""
+    """Agreement of both ends: the same tokens scored by the learner and by every generator, and fingerprints."""
     pairs = [([4 + (row + place) % 8 for place in range(16)], [4 + (3 * row + place) % 8 for place in range(32)])
              for row in range(16)]  # fmt: skip
     expected = [value for row in await learners.score(pairs, 1.0) for value in row]
