@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,24 @@ def test_with_fewer_than_m_valid_all_are_kept_from_the_floor_on() -> None:
     assert refused.group_mean == pytest.approx(0.5)
     assert select([None, None], 2, "random", 0, GROUP, min_valid=1).fate is Fate.TOO_FEW_VALID
     assert select([], 2, "random", 0, GROUP, min_valid=1).fate is Fate.TOO_FEW_VALID
+
+
+@pytest.mark.parametrize("rule", ["max_variance", "max_reward", "min_reward", "random", "percentile"])
+@law(20)
+@given(
+    reward=st.floats(-1e6, 1e6), count=st.integers(2, 30), m=st.integers(2, 8), failed=st.lists(st.integers(0, 29), max_size=9),
+    other=st.floats(1e-6, 1e3), scope=st.sampled_from(["kept", "group"]),
+)  # fmt: skip
+def test_a_group_without_spread_has_no_signal_whatever_its_mean(
+    rule: str, reward: float, count: int, m: int, failed: list[int], other: float, scope: Any
+) -> None:
+    """Equal rewards of any size, 0.37 as well as 0 and 1, also beside rollouts without a reward; and one other is a signal."""
+    rewards: list[float | None] = [None if at in failed else reward for at in range(count)]
+    outcome = select(rewards, m, rule, 3, GROUP, no_signal_scope=scope)
+    assert outcome.fate is (Fate.TOO_FEW_VALID if outcome.n_valid < m else Fate.NO_SIGNAL)
+    if outcome.n_valid > m and rule == "max_variance":
+        rewards[next(at for at, value in enumerate(rewards) if value is not None)] = reward + other
+        assert select(rewards, m, rule, 3, GROUP, no_signal_scope=scope).fate is None
 
 
 def test_no_signal_is_judged_on_the_kept_set_or_the_group() -> None:
