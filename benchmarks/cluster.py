@@ -102,6 +102,28 @@ class Story:
             "places": self.run.places(),
         })  # fmt: skip
 
+    def cut(self, name: str, node: str, until: Callable[[], Any]) -> None:
+        """Cut a node off, whose processes go on; seconds until the next step, until the second one, and until `until`."""
+        network, made = self.run.nodes.network, len(self.run.rows())
+        told = len(self._events())
+        network.cut(network.hosts[node])
+        cut, began = time.time(), time.monotonic()
+        steps = []
+        for more in (1, 2):
+            self.run.wait(name, lambda more=more: len(self.run.rows()) >= made + more, SLOW)
+            steps.append(time.monotonic() - began)
+        self.run.wait(name, until, SLOW)
+        self._add({
+            "cut_off": name,
+            "seconds_to_first_step": steps[0],
+            "seconds_to_two_steps": steps[1],
+            "seconds_to_effect": time.monotonic() - began,
+            "events": [f"{event['time'] - cut:.1f} s {event['kind']}: {event['text']}" for event in self._events()[told:]],
+            "places": self.run.places(),
+        })  # fmt: skip
+        network.hosts[node].kill()
+        self.run.wait_for_steps(2, SLOW)
+
     def _events(self) -> list[dict[str, Any]]:
         lines = self.run.folder.events.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -181,7 +203,24 @@ def changes(story: Story, nodes: RayNodes, hosts: dict[str, Host]) -> None:
     story.measure("what is left")
 
 
-PARTS = {"links": links, "changes": changes}
+def cut_off(story: Story, nodes: RayNodes, _: dict[str, Host]) -> None:
+    """Nodes whose processes go on, and that nothing reaches any more."""
+    run, network = story.run, nodes.network
+    nodes.join(network.add("spare"), GENERATES, generators=2)
+    nodes.wait()
+    run.wait_for_steps(2, SLOW)
+    story.cut("a rank's node", "learn2", story.pools(2, 1))
+    nodes.join(network.add("learn3"), LEARNS, ranks=1)
+    run.wait("the learner group has its size again", story.pools(2, 2), SLOW)
+    run.wait_for_steps(2, SLOW)
+
+    def both_there() -> bool:  # those of before go on too, unheard
+        return run.places().get("generator", []).count("spare") == 2
+
+    story.cut("the node of all generators", "generate1", both_there)
+
+
+PARTS = {"links": links, "changes": changes, "cut_off": cut_off}
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     # workers with environments; processes of environments
     ("generation/test_turns.py", "environments/test_host.py", "environments/test_description.py"),
     ("generation/engines/builtin/test_engine.py", "generation/engines/builtin/test_architectures.py"),
-    ("selection/test_actor.py", "test_stopped_process.py"),
+    ("selection/test_actor.py", "test_stopped_process.py", "learning/test_fetch_rollouts.py"),
     ("weights/test_transfer.py",),
     ("config/test_shipped.py",),
     ("analysis/test_result_files.py",),

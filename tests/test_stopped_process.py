@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from unittest.mock import AsyncMock
 
 import pytest
 import ray
 
-from pods_cluster import stopped_process
+from pods_cluster import node_reach, stopped_process
 from pods_cluster.stopped_process import Process, Silence, Unanswered, answer_of, is_stopped, stays_stopped
 
 BUSY = "print('there', flush=True)\nwhile True: pass"
@@ -63,6 +65,38 @@ def test_one_that_works_is_not_stopped_and_one_that_goes_on_is_not_any_more(
 def test_a_node_that_is_gone_tells_nothing(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopped_process, "TASK_SECONDS", 2.0)
     assert not asyncio.run(stays_stopped(Process(1, "f" * 56)))
+
+
+def test_ray_places_nothing_on_a_node_that_is_left_out(cluster: None) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    assert asyncio.run(node_reach.reaches(here))
+    assert not asyncio.run(node_reach.unreached_nodes())
+    task = ray.remote(lambda: "there")
+    elsewhere = task.options(num_cpus=0, label_selector=node_reach.elsewhere([here], {})).remote()
+    others = task.options(num_cpus=0, label_selector=node_reach.elsewhere(["f" * 56, "e" * 56], {})).remote()
+    assert ray.get(others, timeout=60) == "there"
+    assert not ray.wait([elsewhere], timeout=0.5)[0]
+    ray.cancel(elsewhere, force=True)
+
+
+@pytest.mark.parametrize("reached", [(), (1, 3, 5, 7, 9)], ids=["never", "each second look"])
+def test_a_node_counts_as_lost_when_no_look_reached_it(
+    monkeypatch: pytest.MonkeyPatch, reached: tuple[int, ...]
+) -> None:
+    """A network that drops packets costs a look now and then, and the process nothing."""
+    looks = itertools.count()
+    monkeypatch.setattr(stopped_process, "reaches", AsyncMock(side_effect=lambda _: next(looks) in reached))
+    monkeypatch.setattr(stopped_process, "stays_stopped", AsyncMock(return_value=False))
+    for name, seconds in (("SILENT_SECONDS", 0.1), ("LISTEN_SECONDS", 0.05), ("UNREACHED_SECONDS", 0.2)):
+        monkeypatch.setattr(stopped_process, name, seconds)
+    asked = answer_of(asyncio.sleep(0.5, "there"), Process(1, "node"), 30.0)
+    if reached:
+        assert asyncio.run(asked) == "there"
+    else:
+        with pytest.raises(Unanswered, match="its node cannot be reached") as error:
+            asyncio.run(asked)
+        assert error.value.cut_off
+        assert error.value.seen
 
 
 class Clock:

@@ -20,6 +20,7 @@ from pods_cluster.generation.placement import (
     worker_placed,
     worker_started,
 )
+from pods_cluster.node_reach import unreached_nodes
 from pods_cluster.scoring.scorer_output import Printed
 from pods_cluster.scoring.scoring_totals import ScoringTotals
 from pods_cluster.stopped_process import Process
@@ -55,6 +56,11 @@ class Member:
     failure: str | None = None
     told: asyncio.Future[bool | None] | None = None
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def process(self) -> Process:
+        """Its process."""
+        return Process(self.info.pid, self.info.node)
 
 
 @dataclass(slots=True)
@@ -218,7 +224,7 @@ class PoolMembers:
         if member is None:
             return None  # it failed meanwhile, and was reported
         await self._fetch_printed(name, member)
-        await answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS)
+        await answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS, member.process)
         if name not in self._members:
             return None
         return self._discard(name, "left the pool before its rollouts were taken")
@@ -236,7 +242,10 @@ class PoolMembers:
             self.withdraw(name)
         members, self._members = self._members, {}
         await asyncio.gather(*(self._fetch_printed(name, member) for name, member in members.items()))
-        calls = [answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS) for member in members.values()]
+        calls = [
+            answer_or_none(member.handle.shutdown.remote(), CLOSE_SECONDS, member.process)
+            for member in members.values()
+        ]
         await asyncio.gather(*calls)
         for member in members.values():
             self._end(member)
@@ -252,7 +261,8 @@ class PoolMembers:
         if self._take_printed is None or member.failure is not None:
             return
         async with member.fetching:
-            found: Printed | None = await answer_or_none(member.handle.printed.remote(member.printed), ANSWER_SECONDS)
+            asked = member.handle.printed.remote(member.printed)
+            found: Printed | None = await answer_or_none(asked, ANSWER_SECONDS, member.process)
             if found is not None and found.next > member.printed:
                 member.printed = found.next
                 await asyncio.to_thread(self._take_printed, name, found)
@@ -265,7 +275,8 @@ class PoolMembers:
 
     async def _start(self, name: str, placement: float) -> None:
         try:
-            handle = create_worker(self.config, name, self._selector, self._options)
+            avoid = await unreached_nodes()
+            handle = create_worker(self.config, name, self._selector, self._options, avoid)
             worker = self._starting[name] = _StartingWorker(handle)
             await worker_placed(self.config, name, handle, placement)
             worker.placed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
 import ray
@@ -15,6 +15,8 @@ from pods_cluster.config import Config
 from pods_cluster.config.labels import describe_labels
 from pods_cluster.generation.messages import GeneratorError, NodeLost, NoRoom, WorkerInfo
 from pods_cluster.generation.worker import CONCURRENCY, GeneratorWorker
+from pods_cluster.node_reach import elsewhere
+from pods_cluster.stopped_process import Process, Unanswered, answer_of
 
 RESOURCE = "pods_generator"
 ANSWER_SECONDS = 15.0
@@ -27,8 +29,11 @@ def worker_demand(config: Config, there: Mapping[str, float]) -> dict[str, float
     return demand(RESOURCE, generator.cpus_per_worker, generator.gpus(there.get("GPU", 0.0)), there)
 
 
-def create_worker(config: Config, name: str, selector: Any, actor_options: Mapping[str, Any]) -> Any:
-    """The handle of a new actor, not waiting for it. Raises GeneratorError when the name is taken."""
+def create_worker(
+    config: Config, name: str, selector: Any, actor_options: Mapping[str, Any], avoid: Collection[str] = ()
+) -> Any:
+    """The handle of a new actor, on none of the nodes `avoid`; it is not waited for. Raises GeneratorError when the name is
+    taken."""
     generator, there = config.generator, ray.cluster_resources()
     threads = generator.threads or max(1, int(generator.cpus_per_worker))
     options: dict[str, Any] = {
@@ -37,7 +42,7 @@ def create_worker(config: Config, name: str, selector: Any, actor_options: Mappi
         "num_cpus": generator.cpus_per_worker,
         "num_gpus": generator.gpus(there.get("GPU", 0.0)),
         "resources": {RESOURCE: 1} if there.get(RESOURCE) else {},
-        "label_selector": dict(generator.place),
+        "label_selector": elsewhere(avoid, generator.place),
         "max_concurrency": CONCURRENCY,
         "max_restarts": 0,  # a restarted process would hold neither rollouts nor weights: `replace` does that
         "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
@@ -93,10 +98,11 @@ async def as_coroutine(reference: Awaitable[Any]) -> Any:
     return await reference
 
 
-async def answer_or_none(reference: Awaitable[Any], timeout: float) -> Any:
-    """The answer, or None from a worker that is gone or silent: the pool's `check` finds and reports those."""
-    with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
-        return await asyncio.wait_for(as_coroutine(reference), timeout)
+async def answer_or_none(reference: Awaitable[Any], timeout: float, process: Process | None = None) -> Any:
+    """The answer, or None from a worker that is gone or silent: the pool's `check` finds and reports those. One whose
+    `process` is known is waited for no longer than until that is seen to be stopped, or its node to be lost."""
+    with contextlib.suppress(RayActorError, RayTaskError, Unanswered):
+        return await answer_of(as_coroutine(reference), process, timeout)
     return None
 
 

@@ -12,7 +12,7 @@ from pods_cluster.config import Config
 from pods_cluster.generation.distribute import assign, relative_rates
 from pods_cluster.generation.members import Member, TakePrinted
 from pods_cluster.generation.messages import EvalRow, Failure, GeneratorError, GroupRequest, Portion, WorkerStats
-from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none
+from pods_cluster.generation.placement import ANSWER_SECONDS
 from pods_cluster.generation.pool_calls import PoolCalls, error_of
 from pods_cluster.generation.pool_stats import PoolStats, counters
 from pods_cluster.generation.room_watch import RoomWatch
@@ -97,13 +97,12 @@ class GeneratorPool(PoolCalls):
         Those that are gone, or have not ended what they were making within `BEGIN_AGAIN_SECONDS`, are ended and returned.
         """
         self._selector = selector
+        sound = self.sound()
         calls = {
-            name: member.handle.begin_again.remote(selector, BEGIN_AGAIN_SECONDS)
-            for name, member in self.sound().items()
+            name: member.handle.begin_again.remote(selector, BEGIN_AGAIN_SECONDS) for name, member in sound.items()
         }
-        answers = await asyncio.gather(
-            *(error_of(call, BEGIN_AGAIN_SECONDS + ANSWER_SECONDS) for call in calls.values())
-        )
+        patience = BEGIN_AGAIN_SECONDS + ANSWER_SECONDS
+        answers = await asyncio.gather(*(error_of(calls[name], patience, sound[name].process) for name in calls))
         for name, error in zip(calls, answers, strict=True):
             if error is not None and name in self._members:
                 self._members[name].failure = error
@@ -121,11 +120,12 @@ class GeneratorPool(PoolCalls):
         A worker that does not answer is reported by `check`.
         """
         self._selector = selector
+        sound = self.sound()
         calls = {
             name: member.handle.report_again.remote(selector, [group for group in groups if group in member.groups])
-            for name, member in self.sound().items()
+            for name, member in sound.items()
         }
-        answers = await asyncio.gather(*(error_of(call, ANSWER_SECONDS) for call in calls.values()))
+        answers = await asyncio.gather(*(error_of(calls[name], ANSWER_SECONDS, sound[name].process) for name in calls))
         for name, error in zip(calls, answers, strict=True):
             if error is not None and name in self._members:
                 self._members[name].failure = error
@@ -149,8 +149,8 @@ class GeneratorPool(PoolCalls):
 
     async def abort(self, groups: Sequence[GroupId]) -> None:
         """Workers end what is unfinished of these groups; it is reported as aborted. Finished rollouts stay."""
-        calls = [self._members[name].handle.abort.remote(group) for group in groups for name in self._holders(group)]
-        await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls))
+        holders = [(group, self._members[name]) for group in groups for name in self._holders(group)]
+        await asyncio.gather(*(self.answer(member, member.handle.abort.remote(group)) for group, member in holders))
 
     async def keep(self, selections: Sequence[Selection]) -> None:
         """Workers forget what these selections left out; what they kept stays until it is taken or dropped."""
@@ -176,8 +176,8 @@ class GeneratorPool(PoolCalls):
 
     async def sample(self, group: GroupId) -> list[Rollout]:
         """Copies of the group's finished rollouts, by index; empty where their worker is gone."""
-        calls = [self._members[name].handle.sample.remote(group) for name in self._holders(group)]
-        parts = await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls))
+        holders = [self._members[name] for name in self._holders(group)]
+        parts = await asyncio.gather(*(self.answer(member, member.handle.sample.remote(group)) for member in holders))
         return sorted((rollout for part in parts if part for rollout in part), key=lambda rollout: rollout.index)
 
     async def evaluate(self, prompts: Sequence[Prompt], sampling: SamplingParams, samples: int) -> list[EvalRow]:
@@ -296,4 +296,5 @@ class GeneratorPool(PoolCalls):
         return assign(pieces, loads, spread=spread, rates=rates)
 
     def _holders(self, group: GroupId) -> list[str]:
-        return [name for name, member in self._members.items() if group in member.groups]
+        """Workers without a complaint that may have something of the group."""
+        return [name for name, member in self.sound().items() if group in member.groups]

@@ -11,9 +11,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from pods_cluster.generation.engine_thread import EngineHangs
 from pods_cluster.generation.members import Member, PoolMembers
 from pods_cluster.generation.messages import WorkerFailed, WorkerStats
-from pods_cluster.generation.placement import ANSWER_SECONDS, answer_or_none, as_coroutine, cause
+from pods_cluster.generation.placement import ANSWER_SECONDS, as_coroutine, cause
 from pods_cluster.stopped_process import SILENT_SECONDS, Process, Unanswered, answer_of
 from pods_cluster.wording import counted
+
+SIGN_SECONDS = 1.0
+"""Longest wait for an answer before a sign of life is asked for."""
 
 
 class PoolCalls(PoolMembers):
@@ -40,19 +43,18 @@ class PoolCalls(PoolMembers):
         return None
 
     async def all_stats(self) -> dict[str, WorkerStats]:
-        """Stats of every worker that answers in time; renews `scoring`, and fetches what rewards printed."""
-        names = list(self._members)
+        """Stats of every worker without a complaint that answers in time; renews `scoring`, and fetches what rewards printed."""
+        names = list(self.sound())
 
         async def ask(name: str) -> WorkerStats | None:
             member = self._members[name]
-            process = Process(member.info.pid, member.info.node)
             patience = max(ANSWER_SECONDS, SILENT_SECONDS + 0.1)
             try:
-                return await answer_of(as_coroutine(member.handle.stats.remote()), process, patience)
+                return await answer_of(as_coroutine(member.handle.stats.remote()), member.process, patience)
             except RayActorError as error:
                 member.failure = f"died: {cause(error)}"
             except Unanswered as error:
-                member.failure = str(error) if error.stopped else member.failure
+                member.failure = str(error) if error.seen else member.failure
             return None
 
         answers = await asyncio.gather(*(ask(name) for name in names))
@@ -79,7 +81,7 @@ class PoolCalls(PoolMembers):
         pending = set(tasks)
         try:
             while pending:
-                done, pending = await asyncio.wait(pending, timeout=ANSWER_SECONDS)
+                done, pending = await asyncio.wait(pending, timeout=min(SIGN_SECONDS, ANSWER_SECONDS))
                 finished |= done
                 if not done:
                     lost = await self._lost({tasks[task] for task in pending})
@@ -122,15 +124,26 @@ class PoolCalls(PoolMembers):
 
     async def tell(self, calls: Mapping[str, Awaitable[Any]]) -> None:
         """Make calls whose errors `check` will find."""
-        await asyncio.gather(*(answer_or_none(call, ANSWER_SECONDS) for call in calls.values()))
+        sound = self.sound()
+        await asyncio.gather(*(self.answer(sound[name], call) for name, call in calls.items() if name in sound))
+
+    async def answer(self, member: Member, call: Awaitable[Any]) -> Any:
+        """The answer of a worker, or None; one that is seen to be stopped or lost with its node is marked."""
+        try:
+            return await answer_of(as_coroutine(call), member.process, ANSWER_SECONDS)
+        except Unanswered as error:
+            member.failure = str(error) if error.seen else member.failure
+        except (RayActorError, RayTaskError):
+            pass
+        return None
 
 
-async def error_of(call: Awaitable[Any], seconds: float) -> str | None:
-    """Why a call has no answer within `seconds`; None: it has."""
+async def error_of(call: Awaitable[Any], seconds: float, process: Process) -> str | None:
+    """Why a call to a worker has no answer within `seconds`; None: it has."""
     try:
-        await asyncio.wait_for(as_coroutine(call), seconds)
-    except TimeoutError:
-        return f"did not answer for {seconds:g} s"
+        await answer_of(as_coroutine(call), process, seconds)
+    except Unanswered as error:
+        return str(error)
     except RayActorError as error:
         return f"died: {cause(error)}"
     except RayTaskError as error:

@@ -12,6 +12,8 @@ from ray import exceptions
 from pods_cluster.actor_names import NAMESPACE
 from pods_cluster.generation.packed_rollouts import PackedRollouts, unpack
 from pods_cluster.learning.reports import FetchReport
+from pods_cluster.node_reach import node_of, reaches_now
+from pods_cluster.stopped_process import LISTEN_SECONDS, SILENT_SECONDS, UNREACHED_SECONDS
 from pods_cluster.types import GroupId, Locator, Rollout
 from pods_cluster.weights.transport import first_line
 
@@ -43,13 +45,20 @@ class RolloutFetcher:
                 pending[self._worker(name).take.remote(list(groups.items()))] = batch
             except ValueError:
                 report.add_missing(batch, f"worker {name} is gone")
+        lost = _LostNodes()
         while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(deadline - time.monotonic(), 0.0))
-            if not ready:
+            left = max(deadline - time.monotonic(), 0.0)
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left, lost.patience()))
+            if ready:
+                self._receive(ready[0], pending.pop(ready[0]), deadline, found, report)
+                continue
+            if not left:
                 for batch in pending.values():
                     report.add_missing(batch, f"worker {batch[0].worker} did not answer in time")
                 break
-            self._receive(ready[0], pending.pop(ready[0]), deadline, found, report)
+            for call, batch in list(pending.items()):
+                if lost.holds(self._workers[batch[0].worker]):
+                    report.add_missing(pending.pop(call), f"worker {batch[0].worker}: its node cannot be reached")
         report.received = len(found)
         report.seconds = time.monotonic() - started
         return found, report
@@ -86,3 +95,23 @@ class RolloutFetcher:
         if name not in self._workers:
             self._workers[name] = ray.get_actor(name, namespace=NAMESPACE)
         return self._workers[name]
+
+
+class _LostNodes:
+    """Looks at the nodes of workers that do not answer: one that cannot be reached is not waited for till the deadline."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._since: dict[Any, float] = {}
+
+    def patience(self) -> float:
+        """Seconds until the next look."""
+        return max(self._began + SILENT_SECONDS - time.monotonic(), LISTEN_SECONDS)
+
+    def holds(self, worker: Any) -> bool:
+        """Whether the worker's node could not be reached for UNREACHED_SECONDS."""
+        began = time.monotonic()
+        if (node := node_of(worker)) is None or reaches_now(node):
+            self._since.pop(worker, None)
+            return False
+        return time.monotonic() - self._since.setdefault(worker, began) >= UNREACHED_SECONDS

@@ -218,12 +218,13 @@ class LearnerGroup(RankActors):
                 f"{counted(workers, 'learner rank')} could not start ({error}); {before} go on"
             ) from error
 
-    async def start_again(self, folder: Path | None) -> None:
+    async def start_again(self, folder: Path | None, *, patient: bool = False) -> None:
         """Start new ranks in place of those that were closed, with the state in `folder` (None: the model's weights).
 
-        They are as many as before, or as many as there is room for after `cluster.placement_timeout`. Raises LearnerError.
+        They are as many as before, or as many as there is room for: where a node is lost, now, else (or `patient`) after
+        `cluster.placement_timeout`. Raises LearnerError.
         """
-        await self._place_or_shrink()
+        await self._place_or_shrink(patient=patient)
         await self.start()
         if folder is not None:
             await self.load(folder)

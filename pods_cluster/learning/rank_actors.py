@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,9 +14,10 @@ from ray import exceptions
 from pods_cluster.actor_names import NAMESPACE, actor_name, demand
 from pods_cluster.config import Config
 from pods_cluster.learning.rank import LearnerRank
-from pods_cluster.learning.rank_room import PlacementGroup, find_room, give_back, in_room
+from pods_cluster.learning.rank_room import PlacementGroup, find_room, give_back, in_room, room_for, room_left
 from pods_cluster.learning.reports import LearnerError, RankInfo
-from pods_cluster.stopped_process import Process, Silence, Unanswered
+from pods_cluster.node_reach import elsewhere, unreached_nodes
+from pods_cluster.stopped_process import LISTEN_SECONDS, SILENT_SECONDS, Process, Silence, Unanswered
 from pods_cluster.wording import counted
 
 RESOURCE = "pods_learner"
@@ -77,10 +78,11 @@ class RankActors:
     async def start(self) -> list[RankInfo]:
         """Create the actors, let them meet and load the model. Raises LearnerError with the first failed rank's cause."""
         timeout = self.config.learner.start_timeout
+        avoid = await unreached_nodes() if len(self._reserved) < self.workers else ()
         reserved, self._reserved = self._reserved, []
         self._ranks = reserved[: self.workers]
         self._end(reserved[self.workers :])
-        self._ranks = [*self._create(range(self.workers - len(reserved))), *self._ranks]
+        self._ranks = [*self._create(range(self.workers - len(reserved)), avoid), *self._ranks]
         for rank in self._ranks:  # all at once: the others would wait for the imports of the one that has the store
             rank.handle.prepare.remote()
         opening = self._ranks[0].handle.open_store.remote(self.workers, timeout)
@@ -94,26 +96,25 @@ class RankActors:
         return self.infos
 
     async def watch(self) -> None:
-        """Raise LearnerError once a rank is dead or stopped, or has not answered for `SILENCE_SECONDS`; go on without end
-        otherwise.
-
-        What a rank was asked to do may take long, and its deadline is set for that; a process that hangs is noticed by
-        its silence, and one that is stopped when it has been silent for seconds.
-        """
+        """Raise LearnerError once a rank is dead, stopped or lost with its node (noticed when it has been silent for seconds),
+        or has not answered for `SILENCE_SECONDS`, whatever it was asked to do; go on without end otherwise."""
         asked: dict[str, asyncio.Future[Any]] = {}
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            near = any(silence.seconds >= SILENT_SECONDS for silence in self._silent.values())
+            await asyncio.sleep(LISTEN_SECONDS if near else _LOOK_SECONDS)
+            silent: list[tuple[str, RankInfo]] = []
             for number, rank in enumerate(self._ranks):
                 if rank.name not in self._silent:  # it starts
                     continue
                 ping = asked.setdefault(rank.name, asyncio.wrap_future(rank.handle.ping.remote().future()))
                 if not ping.done():
-                    await self._complain_if_silent(rank.name, self.infos[number])
+                    silent.append((rank.name, self.infos[number]))
                     continue
                 del asked[rank.name]
                 if (error := ping.exception()) is not None:
                     raise self._break("answer", [error], set())
                 self._silent[rank.name].end()
+            await asyncio.gather(*(self._complain_if_silent(*rank) for rank in silent))
 
     async def _complain_if_silent(self, name: str, info: RankInfo) -> None:
         silence = self._silent[name]
@@ -140,7 +141,7 @@ class RankActors:
 
     async def _reserve(self, numbers: range, timeout: float) -> None:
         self.release()
-        more = self._create(numbers)
+        more = self._create(numbers, await unreached_nodes())
         self._reserved = more
         who = counted(len(more), "more learner rank" if numbers.start else "learner rank")
         calls = [asyncio.wrap_future(rank.handle.ping.remote().future()) for rank in more]
@@ -156,19 +157,22 @@ class RankActors:
                 raise LearnerError(f"{who} did not come up: {_cause(error)}") from error
             raise
 
-    async def _place_or_shrink(self) -> None:
-        """Place the actors of this group before `start`; where a node is gone, as many as there is room for.
+    async def _place_or_shrink(self, *, patient: bool) -> None:
+        """Place the actors of this group before `start`; where a node is gone, as many as there is room for, at once or
+        (`patient`) after `cluster.placement_timeout`.
 
         Raises LearnerError where there is room for none, or another number of ranks cannot read the state.
         """
-        timeout = self.config.cluster.placement_timeout
+        timeout, place = self.config.cluster.placement_timeout, self.config.learner.place
+        demand, before = rank_demand(self.config, ray.cluster_resources()), [info.node_id for info in self.infos]
+        resizable = self.config.learner.resizable
+        if resizable and not patient:
+            self.workers = await room_left(self.workers, before, demand, place) or self.workers
         try:
             await self.place_ranks(timeout)
         except LearnerError:
-            free = ray.available_resources()
-            demand = rank_demand(self.config, ray.cluster_resources())
-            room = min((int(free.get(kind, 0.0) / amount) for kind, amount in demand.items()), default=0)
-            if not self.config.learner.resizable or not 1 <= room < self.workers:
+            room = room_for(demand, place, await unreached_nodes())
+            if not resizable or not 1 <= room < self.workers:
                 raise
             self.workers = room
             await self.place_ranks(timeout)
@@ -178,19 +182,21 @@ class RankActors:
         reserved, self._reserved = self._reserved, []
         self._end(reserved)
 
-    def _create(self, numbers: range) -> list[_RankActor]:
-        """Create the actors of these ranks, together where the cluster leaves a choice."""
+    def _create(self, numbers: range, avoid: Collection[str]) -> list[_RankActor]:
+        """Create the actors of these ranks on other nodes than `avoid`, together where the cluster leaves a choice."""
         learner = self.config.learner
         threads = learner.threads or max(int(learner.cpus_per_worker), 1)
         actor = cast(Any, ray.remote)(concurrency_groups={"control": 2})(LearnerRank)
         room = None
         if not self._extra_options:
-            room = find_room(len(numbers), rank_demand(self.config, ray.cluster_resources()), learner.place)
+            room = find_room(len(numbers), rank_demand(self.config, ray.cluster_resources()), learner.place, avoid)
         created = []
         for bundle, number in enumerate(numbers):
             name = actor_name(self.config.run.name, "learner", self._next)
             self._next += 1
-            options = self._actor_options(name, number, threads) | (in_room(room, bundle) if room is not None else {})
+            options = self._actor_options(name, number, threads, avoid) | (
+                in_room(room, bundle) if room is not None else {}
+            )
             created.append(_RankActor(name, actor.options(**options).remote(self.config, threads), room))
         return created
 
@@ -204,7 +210,7 @@ class RankActors:
             if not any(other is not None and other.id == room.id for other in needed):
                 give_back(room)
 
-    def _actor_options(self, name: str, number: int, threads: int) -> dict[str, Any]:
+    def _actor_options(self, name: str, number: int, threads: int, avoid: Collection[str]) -> dict[str, Any]:
         offered = ray.cluster_resources()
         demand = rank_demand(self.config, offered)
         gpus = demand.get("GPU", 0.0)
@@ -214,7 +220,7 @@ class RankActors:
             "num_cpus": demand.get("CPU", 0.0),
             "num_gpus": gpus,
             "resources": {RESOURCE: 1} if offered.get(RESOURCE) else {},
-            "label_selector": dict(self.config.learner.place),
+            "label_selector": elsewhere(avoid, self.config.learner.place),
             "max_restarts": 0,  # one rank cannot rejoin: the group is started again as a whole
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), **({} if gpus else _NO_GPU)}},
         }
@@ -238,7 +244,8 @@ class RankActors:
         self._silent = {}
         if ranks and self._broken is None:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(_gather([rank.handle.shutdown.remote() for rank in ranks]), _CLOSE_TIMEOUT)
+                calls = [asyncio.wrap_future(rank.handle.shutdown.remote().future()) for rank in ranks]
+                await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), _CLOSE_TIMEOUT)
         self._broken = None
         self._end(ranks)
 
@@ -291,7 +298,3 @@ def _is_consequence(cause: str) -> bool:
     return any(
         sign in cause for sign in ("Connection closed by peer", "Connection reset by peer", "gloo", "ncclRemoteError")
     )
-
-
-async def _gather(calls: Sequence[Any]) -> None:
-    await asyncio.gather(*(asyncio.wrap_future(call.future()) for call in calls), return_exceptions=True)

@@ -39,7 +39,7 @@ work or a thread's. Each task waits for one thing at a time, and every wait has 
     │     a stop within a second at 4, and else when its step is over.
     │
     ├─ watch (`LearnerGroup.watch`): asks every rank each 2 s whether it lives; 30 s of silence (120 s while a state is written
-    │     or read), or 4 s of one whose process is stopped, end the loop.
+    │     or read), 4 s of one whose process is stopped, or some 8 s of one whose node cannot be reached, end the loop.
     │
     └─ by a queue, not waiting ──▶ recorder thread (`Recorder._drain`): woken by each step, event and sample, at least each
           2 s, and writes it to every sink. A sink that hangs costs lines, not steps.

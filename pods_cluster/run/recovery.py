@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from pods_cluster.config import Config
-from pods_cluster.generation.messages import GeneratorError, NoRoom
+from pods_cluster.generation.messages import GeneratorError
 from pods_cluster.generation.pool import GeneratorPool
 from pods_cluster.learning.learner_group import LearnerGroup
 from pods_cluster.learning.reports import LearnerError
@@ -98,15 +98,15 @@ class Recovery:
 
     async def after(self, error: Exception) -> None:
         """Start again what `error` says is gone; `Run.main` goes on then. Raises RunError when no restart is left."""
-        began, run = time.monotonic(), self.run
+        began, run, patient = time.monotonic(), self.run, False
         try:
             while True:
                 await asyncio.sleep(self._count(error))
                 made = run.step
                 try:
-                    await self._start_again(error, first_line(error))
+                    await self._start_again(error, first_line(error), patient=patient)
                 except (*FAULTS, GeneratorError) as again:
-                    error = again
+                    error, patient = again, True
                     continue
                 break
         finally:
@@ -116,7 +116,7 @@ class Recovery:
         text = f"the run goes on from step {run.step} after {time.monotonic() - began:.1f} s; {again}"
         run.notice("restarted", text)
 
-    async def _start_again(self, error: Exception, cause: str) -> None:
+    async def _start_again(self, error: Exception, cause: str, *, patient: bool) -> None:
         run = self.run
         with contextlib.suppress(Exception):
             self.selector.close()
@@ -128,13 +128,16 @@ class Recovery:
             await self._empty_generators()
         else:
             await run.copies.end(remove=False)
+            run.scaler.give_up_room()
             self._learners.give_up(cause)
             await self._learners.close()
-            await self._publisher.close()
             state, folder = await asyncio.to_thread(self._newest)
             saved = folder is not None and folder.parent.parent == run.folder.checkpoints
-            await _together(self._learners.start_again(folder), self._empty_generators())
+            await _together(
+                self._learners.start_again(folder, patient=patient), self._empty_generators(), self._publisher.close()
+            )
             await self._publisher.use_ranks(self._learners.handles)
+            run.scaler.look_for_ranks()
             if state.step < run.step:
                 await asyncio.to_thread(run.recorder.take_back, state.step)
         run.begin_again(state, self.selector, saved=saved)
@@ -154,16 +157,11 @@ class Recovery:
             self.run.notice("worker_failed", f"{failure.worker}: {failure.cause}; another takes its place")
         pools = self.run.scaler.now()
         short = max(self.run.scaler.target.generators - pools.serving - pools.coming, 1 if not pools.serving else 0)
-        await _together(*(self._replace(failure.worker) for failure in failures[:short]))
-
-    async def _replace(self, worker: str) -> None:
-        """Another generator takes this one's place, or the pool stays smaller where there is no room and another serves."""
-        try:
-            await self._pool.replace(worker)
-        except NoRoom as error:  # its node is gone too
-            if not self._pool.serving:
-                raise
-            self.run.scaler.go_on_without(str(error))
+        for failure in failures[:short]:
+            if self._pool.serving:  # none is waited for, nor its room, where its node is gone too
+                self.run.scaler.start_another(failure)
+            else:
+                await self._pool.replace(failure.worker)
 
 
 async def _together(*work: object) -> None:

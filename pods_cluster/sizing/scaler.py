@@ -77,10 +77,7 @@ class Scaler:
         self._notice("scaling", text)
         self._apply_moves()
         if self.pending:
-            self._waiting = True
-            self._in_background(self._notice_if_waiting(self.target))
-            if self._hint is not None:
-                self._in_background(self._hint(self.target))
+            self._wait()
         return text
 
     @property
@@ -152,10 +149,16 @@ class Scaler:
         """
         self._generators.start(1, self.config.cluster.placement_timeout, in_place_of=failure.worker)
 
-    def go_on_without(self, reason: str) -> None:
-        """There is no room for another worker in place of one that is gone: the pool stays smaller, and people are told."""
-        self._lower_target()
-        self._give_up(reason)
+    def give_up_room(self) -> None:
+        """Room that is reserved for learner ranks is given back, or looked for no longer: the group starts again."""
+        self._learners.release()
+
+    def look_for_ranks(self) -> None:
+        """The learner group was started again, maybe with fewer ranks than are asked for: room for the others is looked for
+        as after a request, in `cluster.scale_timeout`."""
+        if self.learners.workers < self.target.learners:
+            self._deadline = time.monotonic() + self.config.cluster.scale_timeout
+            self._wait()
 
     # In the run's loop, between two steps.
 
@@ -244,6 +247,13 @@ class Scaler:
             self._waiting = False
             if self._hint is not None:
                 self._in_background(self._hint(None))
+
+    def _wait(self) -> None:
+        """A change waits for room, maybe: people are told, and the cluster."""
+        self._waiting = True
+        self._in_background(self._notice_if_waiting(self.target))
+        if self._hint is not None:
+            self._in_background(self._hint(self.target))
 
     async def _notice_if_waiting(self, target: Sizes) -> None:
         await asyncio.sleep(WAIT_NOTICE_SECONDS)

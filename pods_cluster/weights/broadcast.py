@@ -58,7 +58,8 @@ class Broadcaster:
     `ranks` are the learner's actor handles, rank 0 first. `gpus` says whether both pools compute on GPUs of their own,
     which decides `transport: auto`. `ranks_per_worker` is the number of group ranks of each worker (its tensor
     parallelism). `grace` seconds on top of a deadline pass before a worker that has not answered counts as hung; one whose
-    process (`process_of` its name; None: not known) is stopped is waited for no longer than seconds.
+    process (`process_of` its name) is stopped or lost with its node is waited for no longer than seconds, and one that is
+    there no more (None) not at all.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Broadcaster:
         gpus: bool = False,
         ranks_per_worker: int = 1,
         grace: float = 10.0,
-        process_of: Callable[[str], Process | None] = lambda _: None,
+        process_of: Callable[[str], Process | None] | None = None,
     ) -> None:
         if not ranks:
             raise ValueError("ranks: at least one learner rank is needed")
@@ -193,7 +194,7 @@ class Broadcaster:
 
     async def _look_at(self, name: str, worker: Any) -> None:
         """Ask a worker for a sign of life again and again, until it is stopped or gone."""
-        process = self._process_of(name)
+        process = self._process_of(name) if self._process_of is not None else None
         while process is not None:
             try:
                 await answer_of(start_call(worker.weights_location.remote()), process, math.inf)
@@ -209,4 +210,9 @@ class Broadcaster:
     async def _close_group(self) -> tuple[dict[str, str], str]:
         """Close the group, if there is one. Returns what `BroadcastGroup.close` does."""
         group, self._group = self._group, None
-        return await group.close() if group is not None else ({}, "")
+        if group is None:
+            return {}, ""
+        for name in group.names if self._process_of is not None else ():
+            if self._process_of(name) is None:
+                group.lose(name, "is gone")
+        return await group.close()

@@ -86,6 +86,11 @@ class BroadcastGroup:
         self._closing: dict[str, Any] | None = None
         self._closing_deadline = Deadline(settings.grace)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the workers in it."""
+        return list(self._workers)
+
     def has(self, workers: Mapping[str, Any]) -> bool:
         """Whether these are its members: the same names with the same actors behind them."""
         return {name: actor_identity(handle) for name, handle in self._workers.items()} == {
@@ -93,7 +98,7 @@ class BroadcastGroup:
         }
 
     def lose(self, name: str, reason: str) -> None:
-        """Wait for this worker no more: its process is stopped. The phase ends, and it is the one at fault."""
+        """Wait for this worker no more: it is stopped, or gone. The phase ends, and it is the one at fault."""
         if name in self._workers:
             self._lost[name] = reason
             if self._told is not None:

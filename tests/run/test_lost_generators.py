@@ -28,26 +28,27 @@ class Pool:
         raise NoRoom(TEXT)
 
 
-def recovery(pool: Pool) -> tuple[Recovery, list[str]]:
-    told: list[str] = []
-    scaler = SimpleNamespace(target=Sizes(2, 1), go_on_without=told.append,
+def recovery(pool: Pool) -> tuple[Recovery, list[Failure]]:
+    started: list[Failure] = []
+    scaler = SimpleNamespace(target=Sizes(2, 1), start_another=started.append,
                              now=lambda: Pools(len(pool.serving), 0, 1, 0))  # fmt: skip
     run = SimpleNamespace(state=lambda: None, scaler=scaler, notice=lambda *_, **__: None)
     other = SimpleNamespace(handle=None)
     made = Recovery(loop_config(), cast(Any, run), pool=cast(Any, pool), selector=cast(Any, other),
                     learners=cast(Any, None), publisher=cast(Any, None))  # fmt: skip
-    return made, told
+    return made, started
 
 
-def test_the_pool_stays_smaller_where_another_one_serves() -> None:
+def test_none_is_waited_for_where_another_one_serves() -> None:
     pool = Pool(["loop/generator/0"])
-    made, told = recovery(pool)
+    made, started = recovery(pool)
     asyncio.run(made._empty_generators())
-    assert (pool.replaced, told) == (["loop/generator/1"], [TEXT])
+    assert (pool.replaced, [failure.worker for failure in started]) == ([], ["loop/generator/1"])
 
 
 def test_without_any_other_it_is_a_failure_of_the_restart() -> None:
-    made, told = recovery(Pool([]))
+    pool = Pool([])
+    made, started = recovery(pool)
     with pytest.raises(NoRoom, match="not placed"):
         asyncio.run(made._empty_generators())
-    assert told == []
+    assert (pool.replaced, started) == (["loop/generator/1"], [])

@@ -202,6 +202,24 @@ def test_a_request_that_waits_gets_the_room_when_it_comes(tmp_path: Path):
     assert loop.sizes[-1] == (3, 2)
 
 
+def test_ranks_that_a_lost_node_took_come_back_when_there_is_room(tmp_path: Path):
+    loop = Scaled(tmp_path, "learner.workers=2")
+    loop.learners.workers = 2
+
+    def lose() -> None:
+        loop.run.scaler.give_up_room()
+        loop.learners.workers, loop.learners.room = 1, 1
+        loop.run.scaler.look_for_ranks()
+
+    loop.at = {1: lose, 3: lose, 6: lambda: setattr(loop.learners, "room", 2)}
+    loop.main()
+    loop.each_prompt_once()
+    assert loop.sizes[:2] == [(1, 2)] * 2
+    assert loop.sizes[2:7] == [(1, 1)] * 5
+    assert loop.sizes[-1] == (1, 2)
+    assert loop.events("scale_failed") == []
+
+
 def test_a_new_request_replaces_one_that_waits(tmp_path: Path):
     loop = Scaled(tmp_path)
     loop.pool.room, loop.learners.room = 1, 1

@@ -69,7 +69,7 @@ class Cluster:
 
 
 def broadcaster(
-    cluster: Cluster, grace: float = 5.0, process_of: Callable[[str], Process | None] = lambda _: None, **fields: Any
+    cluster: Cluster, grace: float = 5.0, process_of: Callable[[str], Process | None] | None = None, **fields: Any
 ) -> Broadcaster:
     return Broadcaster(cluster.learner, settings(**(fields or PATIENT)), "run", grace=grace, process_of=process_of)
 
