@@ -33,7 +33,13 @@ class HeldRows:
 
     def write(self, folder: Path, name: str) -> Path:
         """Write the rows into `folder` as `name` and a digest; rows that lie there already are left as they are."""
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir: the dataset's rows cannot be written to {folder} ({error.strerror or error}); set run.dir to a "
+                f"place that can be written"
+            ) from error
         if isinstance(self.table, str):
             path = folder / f"{name}-{hashlib.sha256(self.table.encode()).hexdigest()[:12]}.jsonl"
             _once(path, lambda place: place.write_text(self.table, encoding="utf-8"))
@@ -88,6 +94,7 @@ def _of_list(rows: Sequence[Mapping[str, Any]], field: str) -> HeldRows:
     for index, row in enumerate(rows):
         try:
             lines.append(json.dumps(dict(row), ensure_ascii=False, default=_plain))
+            lines[-1].encode()  # half of a surrogate pair is no character
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{field}: row {index} cannot be written as JSON ({error}); keep texts, numbers, lists and dicts in it"
@@ -97,7 +104,9 @@ def _of_list(rows: Sequence[Mapping[str, Any]], field: str) -> HeldRows:
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy number or array as Python's own."""
+    """A NumPy number or array as Python's own; what pandas writes for a missing value is None."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "isoformat"):

@@ -65,7 +65,10 @@ def usable_path(value: str | None) -> str | None:
         return value
     if not value.strip():
         raise ValueError(f"{value!r} is blank; give a path")
-    if _VARIABLE.search(value):
+    variable = _VARIABLE.search(value)
+    if variable is not None and not os.path.lexists(
+        value[: (value + "/").index("/", variable.start())]
+    ):  # no such name
         raise ValueError(
             f"{value!r} holds a variable, which is not put in here; write the path out, or give the field on the command "
             f"line, where the shell puts it in"

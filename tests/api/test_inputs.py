@@ -80,6 +80,9 @@ def test_rows_without_an_answer_and_with_held_out_ones(tmp_path: Path) -> None:
     [
         ([], "dataset: is an empty list"),
         ([{"prompt": "a", "file": LOCK}], "dataset: row 0 cannot be written as JSON"),
+        ([ROWS[0], {"prompt": "half \ud800", "answer": "1"}], "dataset: row 1 cannot be written as JSON"),
+        ([ROWS[0], {"prompt": "a", "answer": {1, 2}}], "dataset: row 1 cannot be written as JSON"),
+        ([{("a", "b"): 1}], "dataset: row 0 cannot be written as JSON"),
         ({"prompt": ["a"]}, "dataset: a dict is no dataset; give a datasets.Dataset"),
         (Dataset.from_dict({"prompt": []}), "dataset: holds no rows"),
         (Dataset.from_list(ROWS).to_iterable_dataset(), "dataset: a streaming dataset has no rows by number"),
@@ -90,6 +93,21 @@ def test_what_is_no_dataset_is_refused(dataset: Any, told: str, tmp_path: Path) 
     with pytest.raises(ConfigError, match=told):
         configured(tmp_path, dataset)
     assert not list(tmp_path.iterdir())
+
+
+def test_missing_values_of_a_frame_are_none(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"prompt": ["a", "b"], "answer": pd.array([1, pd.NA], dtype="Int64"),
+                          "day": pd.to_datetime(["2024-05-10", None])})  # fmt: skip
+    config = configure("model", frame, "exact_match", run={"name": "r", "dir": str(tmp_path)})
+    rows = [json.loads(line) for line in Path(config.data.path).read_text().splitlines()]
+    assert rows[1] == {"prompt": "b", "answer": None, "day": None}
+    assert rows[0]["answer"] == 1
+
+
+def test_rows_that_cannot_be_written_name_the_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run\.dir: the dataset's rows cannot be written to .*set run\.dir"):
+        configure("model", ROWS, "exact_match", run={"name": "r", "dir": str(tmp_path / "file")})
 
 
 def test_settings_are_nested_or_dotted_and_answered_as_those_of_yaml(tmp_path: Path) -> None:

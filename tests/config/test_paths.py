@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ def test_any_other_text_is_kept(text: str) -> None:
 )
 def test_what_may_be_meant_is_kept(value: str | None) -> None:
     assert usable_path(value) == value
+
+
+def test_a_dollar_in_a_name_that_is_there_is_no_variable(tmp_path: Path) -> None:
+    (tmp_path / "$mine").mkdir()
+    assert usable_path(f"{tmp_path}/$mine/rows.jsonl") == f"{tmp_path}/$mine/rows.jsonl"
+    with pytest.raises(ValueError, match="holds a variable"):
+        usable_path(f"{tmp_path}/$yours/rows.jsonl")
 
 
 def test_a_runs_name_is_as_short_as_a_folders() -> None:
