@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen2Config
-from typer.testing import CliRunner
 
-from pods_cluster.client.calibrate import calibration_config
-from pods_cluster.client.cli import app
 from pods_cluster.config import ConfigError
 from pods_cluster.run.cluster import nccl_can_reach
 from pods_cluster.sizing.balance import (
@@ -28,7 +22,7 @@ from pods_cluster.sizing.balance import (
 from pods_cluster.sizing.card_splits import cards_needed, splits
 from pods_cluster.sizing.step_measurement import METRIC_NAMES, StepMeasurement
 from pods_cluster.telemetry.catalog import registry
-from tests.run.parts import YAML, loop_config
+from tests.run.parts import loop_config
 
 RATES = Rates(generate=1000.0, update=500.0, sync_seconds=0.5, length=100.0, kept_length=100.0)
 SHAPE = StepShape(prompts=4, rollouts=20, keep=5, staleness=1, generators=2, ranks=1)
@@ -269,77 +263,3 @@ def test_a_run_chooses_n_and_goes_on_with_it() -> None:
 def test_bounds_that_cannot_hold_are_refused(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         loop_config(*overrides)
-
-
-def test_a_calibration_trains_a_few_steps_in_turn_and_saves_nothing(tmp_path: Path) -> None:
-    config = loop_config(
-        "staleness=2",
-        "selector.settle=waves",
-        "selector.waves=2",
-        "learner.warmup_steps=3",
-        "generator.rollouts_range=[4, 16]",
-    )
-    short = calibration_config(config, tmp_path, steps=2, groups=3)
-    assert (short.staleness, short.selector.settle, short.selector.no_signal) == (0, "off", "keep")
-    assert (short.run.steps, short.learner.prompts_per_step, short.learner.warmup_steps) == (2, 3, 2)
-    assert short.run.name == "loop-plan"
-    assert short.generator.rollouts_per_prompt == config.generator.rollouts_per_prompt
-    assert calibration_config(config, tmp_path, steps=2, groups=None).learner.prompts_per_step == 4
-
-
-def test_the_command_answers_from_given_rates_and_asks_for_missing_ones(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(YAML)
-    given = ["--generate-rate", "1000", "--update-rate", "500", "--sync-seconds", "0.5", "--length", "100"]
-    result = CliRunner().invoke(app, ["plan", str(path), "staleness=1", "--gpus", "3", "--json", *given])
-    assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    assert answer["now"]["generate_seconds"] == pytest.approx(3.2)
-    assert answer["now"]["balanced_rollouts_per_prompt"] == 8
-    assert {(split["generators"], split["learners"]) for split in answer["splits"]} == {(1, 2), (2, 1)}
-    assert answer["in_flight"] == {"fills_engines": 288, "out_at_most": 64}
-    assert answer["memory"] is None
-    shown = CliRunner().invoke(app, ["plan", str(path), "staleness=1", "--gpus", "3", *given])
-    assert "keeps both pools busy" in shown.output.replace("\n", " ")
-    assert "288 rollouts fill the engines" in shown.output.replace("\n", " ")
-    missing = CliRunner().invoke(app, ["plan", str(path), "--length", "100"])
-    assert "--generate-rate: left out" in str(missing.exception)
-    nothing = CliRunner().invoke(app, ["plan", str(path), "--run", str(tmp_path)])
-    assert "no config.yaml" in str(nothing.exception)
-
-
-def test_the_command_plans_the_memory_of_a_shared_card(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    Qwen2Config(
-        vocab_size=1000,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ).save_pretrained(model)
-    path = tmp_path / "run.yaml"
-    path.write_text(YAML)
-    shared = [f"model.path={model}", "learner.gpus_per_worker=0.5", "generator.gpus_per_worker=0.5", "staleness=1"]
-    given = ["--generate-rate", "1000", "--update-rate", "500", "--sync-seconds", "0.5", "--length", "100"]
-    command = ["plan", str(path), *shared, *given, "--gpus", "1", "--card-gb", "80"]
-    result = CliRunner().invoke(app, [*command, "--learner-gb", "35", "--json"])
-    assert result.exit_code == 0, result.output
-    memory = json.loads(result.stdout)["memory"]
-    # keys and values of 2 layers, 2 heads of 16 numbers, in bfloat16; 256 rollouts of 8 + 8 tokens
-    assert memory["cache_bytes"] == 2 * 2 * 2 * 16 * 2 * 256 * 16
-    assert memory["weights_bytes"] == 2 * (
-        1000 * 64 + 2 * (64 * 64 * 2 + 64 + 2 * (32 * 64 + 32) + 3 * 64 * 128 + 2 * 64) + 64
-    )
-    assert memory["left_bytes"] == 80e9 - 35e9 - memory["cache_bytes"] - memory["weights_bytes"]
-    shown = CliRunner().invoke(app, [*command, "--learner-gb", "35"])
-    assert "the learner's peak 35.0 GB" in shown.output.replace("\n", " ")
-    for options, told in (
-        ([], "--learner-gb: left out"),
-        (["--learner-gb", "0"], "--learner-gb: 0 must be"),
-        (["learner.gpus_per_worker=1", "--learner-gb", "35", "--gpus", "2"], "no card is shared"),
-    ):
-        refused = CliRunner().invoke(app, [*command, *options])
-        assert refused.exit_code != 0
-        assert told in f"{refused.output} {refused.exception}"

@@ -4,7 +4,6 @@ import json
 import math
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from pods_cluster.telemetry.ratios import Totals
 from pods_cluster.telemetry.recorder import KEPT_ITEMS, Recorder
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
 from pods_cluster.telemetry.sink_queue import GIVE_UP_AFTER
-from pods_cluster.telemetry.sinks import SinkUnavailable, TensorBoardSink, WandbSink
 from pods_cluster.telemetry.step_record import SampleGroup, drop_superseded, merge_steps
 from pods_cluster.types import Fate, GroupId
 from tests.telemetry.synthetic import rollouts, told_steps
@@ -290,99 +288,3 @@ def test_one_recorder_a_run(folder: RunFolder) -> None:
     recorder.close()
     assert recorder.event("late", "after the end")["text"] == "after the end"
     Recorder.for_run(folder).close()
-
-
-def test_a_sink_whose_package_is_missing_says_so(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensorboard", None)
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(SinkUnavailable, match=r"tensorboard.*pip install 'pods-cluster\[tensorboard\]'"):
-        Recorder.for_run(folder, tensorboard=True)
-    with pytest.raises(SinkUnavailable, match=r"wandb.*pip install 'pods-cluster\[wandb\]'"):
-        WandbSink(folder)
-    Recorder.for_run(folder).close()  # the refused one let go of the folder
-
-
-def test_tensorboard_reads_what_was_told(folder: RunFolder) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    sink = TensorBoardSink(folder)
-    with Recorder([sink], strict=True) as recorder:
-        for step, values in told_steps(6, every=3):
-            recorder.step(step, values)
-        recorder.step(7, {"loss": math.nan})
-        recorder.warning("slow", "a slow worker")
-    with Recorder([TensorBoardSink(folder, purge_after=4)], strict=True) as recorder:
-        recorder.step(5, {"reward": 0.25})
-    events = EventAccumulator(str(folder.path / "tensorboard"))
-    events.Reload()
-    rewards = events.Scalars("reward")
-    assert [event.step for event in rewards] == [1, 2, 3, 4, 5], "steps after the resumed one are purged"
-    assert rewards[-1].value == 0.25
-    assert [event.step for event in events.Scalars("eval/greedy_accuracy")] == [0, 3]
-
-
-def test_wandb_offline_keeps_what_was_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    sink = WandbSink(folder, {"staleness": 0})
-    with Recorder([sink], strict=True) as recorder:
-        for step, values in told_steps(3, every=3):
-            recorder.step(step, values)
-        recorder.event("checkpoint", "saved")
-        assert recorder.flush(60)
-        summary = dict(sink._run.summary)
-        failed = recorder.step(4, {}).get("telemetry/failed_writes")
-        recorder.close(60)
-    assert summary["step"] == 3
-    assert 0 < summary["reward"] < 1
-    assert failed is None
-    (written,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
-    assert written.stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("environment", "mode"),
-    [
-        ({}, "offline"),
-        ({"WANDB_API_KEY": "k" * 40}, "online"),
-        ({"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
-        ({"WANDB_MODE": "online"}, "online"),
-    ],
-)
-def test_wandb_is_online_where_a_key_is_known(
-    environment: dict[str, str], mode: str, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wandb = pytest.importorskip("wandb")
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    real, asked = wandb.init, []
-
-    def init(**options: Any) -> Any:
-        asked.append(options["mode"])
-        if options["mode"] == "online":  # there is no server in a test
-            raise wandb.errors.CommError("no route to host")
-        return real(**options)
-
-    monkeypatch.setattr(wandb, "init", init)
-    with Recorder.for_run(folder, wandb=True) as recorder:
-        assert asked[0] == mode
-        (event,) = [item for _, item in recorder.poll(0).items if item.get("kind") == "wandb"]
-        assert "wandb sync" in event["text"]
-        assert ("cannot be reached" in event["text"]) == (mode == "online")
-        assert event["level"] == ("warning" if mode == "online" else "info")
-
-
-def test_a_key_that_wandb_refuses_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-
-    def init(**_: Any) -> Any:
-        raise wandb.errors.AuthenticationError("invalid API key")
-
-    monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(SinkUnavailable, match=r"run\.wandb: .*invalid API key.*WANDB_MODE=offline"):
-        WandbSink(folder)
