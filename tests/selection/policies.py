@@ -1,4 +1,4 @@
-"""Selection policies and configurations for the tests of the selector."""
+"""Selection policies, selectors and configurations for the tests of the selector."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from pods_cluster.config import Config, SelectorConfig, build_config
 from pods_cluster.selection.policy import SelectionPolicy
 from pods_cluster.selection.rule_registry import resolve
+from pods_cluster.selection.selector_core import SelectorCore
 from pods_cluster.selection.stopping import Settling
+from pods_cluster.types import Fate, GroupId
 
 
 def policy(keep: int = 2, **selector: Any) -> SelectionPolicy:
@@ -30,3 +32,21 @@ def run_config(keep: int = 2, n: int = 4, staleness: int = 0, **selector: Any) -
             "run": {"name": "selection"},
         }
     )
+
+
+def core(keep: int = 2, **selector: Any) -> SelectorCore:
+    return SelectorCore(policy(keep, **selector))
+
+
+def expecting(*groups: GroupId, size: int = 4, **settings: Any) -> SelectorCore:
+    selector = core(**settings)
+    for group in groups:
+        selector.expect(group, size)
+    return selector
+
+
+def only_fate(selector: SelectorCore, version: int = 0, staleness: int = 0) -> Fate:
+    decision = selector.collect(8, version, staleness)
+    assert decision.selections == []
+    assert len(decision.fates) == 1
+    return decision.fates[0].fate
