@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -133,21 +134,15 @@ def _order(part: Part) -> Sequence[str]:
 
 
 def quick_time(result: Mapping[str, Any]) -> dict[str, Any]:
-    """How long a result of `--quick` took, and where."""
-    borrowed = sum(
-        len(part["seeds"].get(arm, ()))
+    """How long a result of `--quick` took, and where. A round is the runs of a sweep that are made at one time."""
+    made = [
+        sum(len(seeds) for arm, seeds in part["seeds"].items() if arm not in PARTS[name].borrowed.values())
         for name, part in result["parts"].items()
-        for arm in PARTS[name].borrowed.values()
-    )
-    runs = sum(len(seeds) for part in result["parts"].values() for seeds in part["seeds"].values()) - borrowed
+    ]
+    rounds = sum(math.ceil(runs / int(result["parallel"])) for runs in made)
+    told = {name: result[name] for name in ("minutes", "seconds", "parallel")}
     where = {name: result["machine"][name] for name in ("cpu", "cores")}
-    return {
-        "minutes": result["minutes"],
-        "runs": runs,
-        "seconds": result["seconds"],
-        "parallel": result["parallel"],
-        **where,
-    }
+    return {"rounds": rounds, "all_rounds": rounds, "runs": sum(made), **told, **where}
 
 
 def main() -> None:

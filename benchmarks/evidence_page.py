@@ -26,6 +26,7 @@ GPU_RESULT = ROOT / "benchmarks" / "results" / "evidence_h200.json"
 GRADIENTS = ROOT / "benchmarks" / "results" / "gradient_noise.json"
 PAGE = ROOT / "docs" / "evidence.md"
 METRIC = "eval/greedy_accuracy"
+THREE = ("grpo", "grpo-ga", "grpo-pods")
 
 QUESTIONS = {
     "arms": (
@@ -66,7 +67,8 @@ def figure_of(name: str) -> Path:
 
 def draw(result: Mapping[str, Any], path: Path, name: str) -> None:
     """The curves of one part, with their bands."""
-    curves = result["parts"][name]["curves"]
+    place = {arm: at for at, arm in enumerate(THREE)}  # the three arms have the same colours in every figure
+    curves = sorted(result["parts"][name]["curves"], key=lambda curve: place.get(curve["label"], 0))
     axes: list[Axis] = list(dict.fromkeys(curve["axis"] for curve in curves))
     panels = [
         (METRIC, [_curve(curve) for curve in curves if curve["axis"] == axis and len(curve["x"]) > 1]) for axis in axes
@@ -127,8 +129,10 @@ def _lines(
     yield "## Not run yet"
     yield ""
     missing = [title for name, (title, *_) in GPU_PARTS.items() if gpu is None or name not in gpu["parts"]]
-    missing += ["more than two seeds", "runs of hours"]
+    missing += ["more than two seeds", "runs of hours", "larger models"]
     yield f"- On GPUs: {'; '.join(missing)}."
+    if result and "k3-uncorrected" not in result["parts"].get("staleness", {}).get("seeds", {}):
+        yield "- On the CPU: staleness 3 without the correction; more than two seeds of staleness."
     yield "- The paper's six settings as they are ([paper.md](paper.md))."
 
 
@@ -143,6 +147,8 @@ def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
         return
     machine, start = result["machine"], result["start"]
     yield f"- **Command**: `{result['command']}`"
+    if result.get("days"):
+        yield f"- **Days**: {result['days']}."
     yield (
         f"- **Machine**: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, load "
         f"{machine['load_1min']:g} before; torch {machine['packages']['torch']}, DeepSpeed {machine['packages']['deepspeed']}; "
@@ -153,11 +159,7 @@ def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
         f"sampled. Each run has {result['seconds']:g} s of training, evaluations and checkpoints not counted."
     )
     if quick := result.get("quick"):
-        yield (
-            f"- **Quick**: `python -m benchmarks.evidence --quick` took {quick['minutes']:.0f} minutes on {quick['cores']} cores "
-            f"of {quick['cpu']}: {quick['runs']} runs of {quick['seconds']:g} s, {quick['parallel']} at a time, and the making "
-            "of the model. The curves of this page are not those of that."
-        )
+        yield (f"- **Quick**: {_quick(quick)}. The curves of this page are not those of that.")
     yield (
         "- **Sooner** is how many times sooner an arm's mean curve reaches "
         + (f"{result['target']:.1%}, named before, " if result["target"] else "99 % of the baseline's best ")
@@ -171,6 +173,18 @@ def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
     for clock in result["clocks"]:
         yield f"  - `{clock['name']}`: {clock['about']}."
     yield ""
+
+
+def _quick(quick: Mapping[str, Any]) -> str:
+    where = f"on {quick['cores']} cores of {quick['cpu']}"
+    what = f"{quick['runs']} runs of {quick['seconds']:g} s, {quick['parallel']} at a time, and the making of the model"
+    if quick["rounds"] == quick["all_rounds"]:
+        return f"`python -m benchmarks.evidence --quick` took {quick['minutes']:.0f} minutes {where}: {what}"
+    whole = quick["minutes"] * quick["all_rounds"] / quick["rounds"]
+    return (
+        f"of `python -m benchmarks.evidence --quick` ({what}) {quick['rounds']} of {quick['all_rounds']} rounds took "
+        f"{quick['minutes']:.0f} minutes {where}, until the machine's time was over; at that pace the whole takes {whole:.0f}"
+    )
 
 
 def _part(result: Mapping[str, Any], name: str) -> Iterator[str]:

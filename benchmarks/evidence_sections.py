@@ -16,7 +16,7 @@ GPU_PARTS = {
     ),
     "two": (
         "GSM8K, two cards",
-        "three engines on one card and the learner on the other, n = 64 and m = 16, staleness 2, greedy accuracy on all 1,319 "
+        "engines on one card and the learner on the other, n = 64 and m = 16, staleness 2, greedy accuracy on all 1,319 "
         "test rows before, at fixed times of training, and after",
         "pods sweep configs/sweeps/gsm8k-2gpu.yaml",
     ),

@@ -81,10 +81,15 @@ def test_the_page_tells_how_long_quick_takes_and_how_long_other_parts_runs_are()
     found["parts"]["prompts"] = found["parts"]["arms"] | {"clocks": {}, "seconds": 40.0}
     quick = result() | {"minutes": 21.4}
     found["quick"] = quick_time(quick)
-    assert found["quick"]["runs"] == 9
+    assert (found["quick"]["runs"], found["quick"]["rounds"]) == (9, 9)
     text = evidence_page.page(found)
     assert "--quick` took 21 minutes on 2 cores of CPU: 9 runs of 90 s, 1 at a time" in text
     assert text.count("Each run here has 40 s of training.") == 1
+    found["quick"] |= {"rounds": 6, "minutes": 14.0}
+    assert (
+        "6 of 9 rounds took 14 minutes on 2 cores of CPU, until the machine's time was over; at that pace the whole takes 21"
+        in (evidence_page.page(found))
+    )
 
 
 def test_of_two_seeds_both_are_shown() -> None:
