@@ -206,7 +206,9 @@ async def generators(pools: Pools, folder: Path, count: int) -> dict[str, Any]:
         "learner_bound_steps_per_second": 1.0 / (update + 0.05),
         "generator_idle": arm.mean("generator/idle_share"),
         "learner_idle": arm.mean("learner/idle_share"),
-        "update_seconds": update,
+        "stage_seconds": {
+            stage: arm.mean(f"timing_s/{stage}") for stage in ("wait", "fetch", "update", "publish", "step")
+        },
         "cpu_seconds_per_step": (records.cpu_seconds[-1] - records.cpu_seconds[1]) / (len(records.cpu_seconds) - 2),
         "load_1min": os.getloadavg()[0],
     }

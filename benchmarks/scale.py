@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks._machine import machine
 from benchmarks._result_file import table, write_result
-from benchmarks.scale_check import LENGTHS, RESULTS, M, N, check, read_result
+from benchmarks.scale_check import LENGTHS, PROMPT_TOKENS, RESULTS, M, N, check, compute_bound, read_result
 from benchmarks.scale_figure import draw
 from benchmarks.scale_inputs import EngineSpeed, Outcome, Parts, Workload
 from benchmarks.scale_model import simulate
@@ -40,7 +40,9 @@ def main() -> None:
     result["machine"] = machine()
     parts = options.part or ["check", "sweep"]
     if "check" in parts:
-        result["check"] = table(check(), ("run", "measured", "modelled", "error", "within"))
+        result["check"] = table(
+            check(), ("run", "measured", "modelled", "spread", "error", "within", "fastest", "slowest")
+        )
     if "sweep" in parts:
         result["sweep"] = table(sweep(costs()), COLUMNS)
     write_result(options.out, result)
@@ -83,6 +85,7 @@ def costs() -> dict[str, float]:
         "publish_bytes_per_second": one["bytes"] / one["median_seconds"],
         "publish_receiver": (three["median_seconds"] - one["median_seconds"]) / 2,
         "pause": statistics.median(item["longest_gap_seconds"] for item in one["pauses"]),
+        "compute_bound_3b": compute_bound("3b"),
         "engine_tokens_per_second_3b": 52967.0,
         "rank_tokens_per_second_3b": update["predicted_tokens"] / update["passes_seconds"],
         "optimiser_step": update["optimiser_step_seconds"],
@@ -104,6 +107,8 @@ def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: 
     hops = math.log2(receivers + 1) if "tree" in made else receivers
     senders = min(ranks or RANKS, 8) if "many senders" in made else 1
     publish = weights / min(found["publish_bytes_per_second"], NETWORK) / senders + hops * found["publish_receiver"]
+    cards = size.cards * (TENSOR_PARALLEL if size.cards > 1 else 1.0)
+    recompute = found["compute_bound_3b"] * MEASURED / size.parameters * cards
     rate = found["rank_tokens_per_second_3b"] * MEASURED / size.parameters
     gradients = 2 * weights / NETWORK
 
@@ -115,6 +120,7 @@ def parts_of(size: Size, generators: int, found: Mapping[str, float], *, ranks: 
         update=update,
         publish=publish,
         pause=found["pause"],
+        recompute=math.inf if "kept cache" in made else recompute,
         ranks=ranks or RANKS,
         selector_message=found["selector_message"],
         selector_group=found["selector_group"],
@@ -143,7 +149,7 @@ COLUMNS = (
     *BUSY,
 )
 """`ranks` null: a learner that takes no time. `efficiency`: tokens a second against engines that are always full."""
-SINGLE = ("4 selectors", "4 controllers", "tree broadcast", "many senders")
+SINGLE = ("4 selectors", "4 controllers", "tree broadcast", "many senders", "kept cache")
 CHANGES = ("specs in every call", *SINGLE, "all of these")
 
 
@@ -162,7 +168,16 @@ def _row(size: Size, generators: int, found: Mapping[str, float], ranks: int | N
     # As many groups as fill all engines and an eighth more, with those of one step in training.
     prompts = math.ceil(1.125 * generators * SLOTS / N)
     work = Workload(
-        generators=generators, prompts=prompts, n=N, m=M, staleness=1, lengths=LENGTHS, steps=7, bundle=16, grain=10
+        generators=generators,
+        prompts=prompts,
+        n=N,
+        m=M,
+        staleness=1,
+        lengths=LENGTHS,
+        steps=7,
+        bundle=16,
+        grain=10,
+        prompt_tokens=PROMPT_TOKENS,
     )
     outcome = simulate(work, engine, parts_of(size, generators, found, ranks=ranks, change=change))
     row = {

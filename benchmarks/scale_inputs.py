@@ -33,7 +33,8 @@ class Parts:
     """Times of the service's parts, in seconds; the default of 0 is a part that costs nothing.
 
     `update(rollouts, tokens)` is what the learner group takes for a step, `publish` a new version, of which every engine
-    stands still for `pause`; engines on the learner's card keep `share` of their speed while it updates. The selector
+    stands still for `pause` and then computes the keys and values of its rollouts in flight anew, `recompute` tokens a
+    second; engines on the learner's card keep `share` of their speed while it updates. The selector
     serves one message at a time (`selector_message`, and `selector_group` for each group in it) in each of its
     `selectors`; the controller one group at a time (`controller_group`) in each of its `controllers`, and calls each
     generator `calls_per_step` times a step at `controller_call`. A step costs its plan `plan_rollout` for each kept
@@ -44,6 +45,7 @@ class Parts:
     update: Callable[[int, float], float]
     publish: float = 0.0
     pause: float = 0.0
+    recompute: float = math.inf
     share: float = 1.0
     ranks: int = 1
     selector_message: float = 0.0
@@ -63,9 +65,10 @@ class Parts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A run: its pools, its groups and its lengths. `no_signal` of the groups are replaced; `bundle` rollouts of a group
-    end at the same time, and what happens within `grain` times the service's own pauses happens together (1 and 1: as it
-    is; more makes large pools quick to model). With `batches` groups go out as they did before the service followed the
-    engines' room: all that the bound of staleness allows at the start of a step, and nothing while the learner trains."""
+    end at the same time, each after a prompt of `prompt_tokens`, and what happens within `grain` times the service's own
+    pauses happens together (1 and 1: as it is; more makes large pools quick to model). With `batches` groups go out as they
+    did before the service followed the engines' room: all that the bound of staleness allows at the start of a step, and
+    nothing while the learner trains."""
 
     generators: int
     prompts: int
@@ -74,6 +77,7 @@ class Workload:
     staleness: int
     lengths: Callable[[np.random.Generator, int], np.ndarray]
     no_signal: float = 0.0
+    prompt_tokens: float = 0.0
     steps: int = 30
     bundle: int = 1
     grain: float = 1.0

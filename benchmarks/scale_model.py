@@ -41,12 +41,14 @@ class _Engine:
         self.clock = 0.0
         self.running = 0
         self.waiting: deque[tuple[float, int, int]] = deque()  # tokens, rollouts, group
-        self.heap: list[tuple[float, int, int]] = []
+        self.heap: list[
+            tuple[float, int, int, float]
+        ] = []  # the clock at the end, rollouts, group, the clock at the start
         self.outstanding = 0
         self.left: dict[int, int] = {}  # rollouts of a group that are still to end here
         self.busy = 0.0
         self.tokens = 0.0
-        self.paused = 0.0
+        self.stale = False  # new weights have come
         self.wake = model.env.event()
         model.env.process(self._run())
 
@@ -64,7 +66,7 @@ class _Engine:
     def _admit(self) -> None:
         while self.waiting and self.running < self.speed.slots:
             tokens, count, group = self.waiting.popleft()
-            heapq.heappush(self.heap, (self.clock + tokens, count, group))
+            heapq.heappush(self.heap, (self.clock + tokens, count, group, self.clock))
             self.running += count
 
     def _run(self) -> Generator[Any, Any, None]:
@@ -75,9 +77,9 @@ class _Engine:
                 self.wake = env.event()
                 yield self.wake
                 continue
-            if self.paused > 0:
-                pause, self.paused = self.paused, 0.0
-                yield env.timeout(pause)
+            if self.stale:
+                self.stale = False
+                yield env.timeout(self.model.parts.pause + self._context() / self.model.parts.recompute)
             began, pace = env.now, self.speed.step_seconds(self.running) / self.model.speed
             wait = max((self.heap[0][0] - self.clock) * pace, FLUSH_SECONDS * self.model.work.grain)
             until: Any = env.timeout(wait)
@@ -91,10 +93,15 @@ class _Engine:
             self.tokens += self.running * passed / pace
             self._take_finished()
 
+    def _context(self) -> float:
+        """Tokens of the rollouts in flight, their prompts included."""
+        prompt = self.model.work.prompt_tokens
+        return sum(count * (prompt + self.clock - began) for _, count, _, began in self.heap)
+
     def _take_finished(self) -> None:
         ended: list[int] = []
         while self.heap and self.heap[0][0] <= self.clock + 1e-9:
-            _, count, group = heapq.heappop(self.heap)
+            _, count, group, _ = heapq.heappop(self.heap)
             self.running -= count
             self.outstanding -= count
             self.model.outstanding -= count
@@ -269,7 +276,7 @@ class PipelineModel:
             calls = len(self.engines) * parts.calls_per_step * parts.controller_call / parts.controllers
             yield from self._spend("calls", calls)
             for engine in self.engines:
-                engine.paused = parts.pause
+                engine.stale = True
             yield from self._spend("publish", parts.publish)
             self.holding = False
             if not self.issue_asked.triggered:
