@@ -17,6 +17,8 @@ from pods_cluster.wording import counted
 LARGEST = 2**63
 """Largest whole number in a configuration: more than any count, and as much as numpy and torch take."""
 
+LONGEST_WAIT = 1e8
+"""Seconds that any limit of time may have: three years. What waits (sockets, Ray, torch) takes no time of any size."""
 MOST_WORKERS = 10_000
 """Workers of a pool: ten times what has been thought through. Each is a task of the controller's, so that a slip of the finger
 would end the run."""

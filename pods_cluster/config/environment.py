@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from pods_cluster.config.base import Section, usable_path
+from pods_cluster.config.base import LONGEST_WAIT, Section, usable_path
 
 
 class EnvironmentConfig(Section):
@@ -25,10 +25,10 @@ class EnvironmentConfig(Section):
     turn_tokens: int | None = Field(default=None, ge=1)
     """Most tokens that the model may sample in one turn; left out: what is left of `generator.max_tokens`, which bounds all
     turns and what the environment writes between them."""
-    timeout: float = Field(default=30.0, gt=0)
+    timeout: float = Field(default=30.0, gt=0, le=LONGEST_WAIT)
     """Seconds that one call of the environment may take; after that its process is killed, and the rollout counts as
     failed."""
-    max_seconds: float = Field(default=600.0, gt=0)
+    max_seconds: float = Field(default=600.0, gt=0, le=LONGEST_WAIT)
     """Seconds from a rollout's first turn after which it gets no further one; it is cut and finishes with `length`."""
     memory_limit: float | None = Field(default=2.0, gt=0)
     """GiB that the environment of one rollout may hold, with all that it starts (Linux); above it is killed, and the rollout

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import Section, usable_path
+from pods_cluster.config.base import LONGEST_WAIT, Section, usable_path
 from pods_cluster.config.labels import Labels
 
 
@@ -155,10 +155,10 @@ class LearnerConfig(Section):
     on as few of them as there is room on."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of one rank on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
-    start_timeout: float = Field(default=900.0, gt=0)
+    start_timeout: float = Field(default=900.0, gt=0, le=LONGEST_WAIT)
     """Seconds until ranks that have not started are reported with their cause (DeepSpeed's first start compiles an
     operator)."""
-    step_timeout: float = Field(default=1800.0, gt=0)
+    step_timeout: float = Field(default=1800.0, gt=0, le=LONGEST_WAIT)
     """Seconds after which an update that has not ended is reported as hung."""
 
     def gpus(self, gpus_in_cluster: float) -> float:

@@ -44,10 +44,12 @@ _UniqueKeyLoader.yaml_constructors = {
     tag: make for tag, make in _UniqueKeyLoader.yaml_constructors.items() if tag in _JSON_TYPES
 }
 # YAML 1.1 reads `settle: off` as false, a run's name 2026-01-01 as a date, 0100 as 64 and 1:30 as 90. Here the words are
-# texts, as in YAML 1.2, and so are the numbers: pydantic reads 0100 as 100 and refuses 1:30.
+# texts, as in YAML 1.2, and so are the numbers: pydantic reads 0100 as 100 and refuses 1:30. `<<` is a field that nobody knows.
 _UniqueKeyLoader.yaml_implicit_resolvers = {
     first: [
-        item for item in resolvers if item[0] not in {_TAG + name for name in ("bool", "timestamp", "int", "float")}
+        item
+        for item in resolvers
+        if item[0] not in {_TAG + name for name in ("bool", "timestamp", "int", "float", "merge")}
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import MOST_WORKERS, Section, refuse
+from pods_cluster.config.base import LONGEST_WAIT, MOST_WORKERS, Section, refuse
 from pods_cluster.config.labels import Labels
 
 
@@ -66,9 +66,9 @@ class GeneratorConfig(Section):
     `labels` of a worker group). A value may be `!value`, `in(a, b)` or `!in(a, b)`. Empty: any node."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of one worker on a CPU; left out: `cpus_per_worker` rounded down, at least 1."""
-    start_timeout: float = Field(default=600.0, gt=0)
+    start_timeout: float = Field(default=600.0, gt=0, le=LONGEST_WAIT)
     """Seconds until a worker that has not started is reported with its cause."""
-    request_timeout: float = Field(default=900.0, gt=0)
+    request_timeout: float = Field(default=900.0, gt=0, le=LONGEST_WAIT)
     """Seconds without a finished rollout after which a busy worker counts as hung and is replaced."""
     max_failures: int = Field(default=5, ge=1)
     """Times in a row that generators may fail without one group finished in between; the run then ends with their cause.
@@ -181,7 +181,7 @@ class SelectorConfig(Section):
     """With `settle: waves`: in how many portions the n rollouts are issued."""
     tolerance: float = Field(default=0.0, ge=0)
     """With `settle`: how far from an end of the reward range still counts as that end."""
-    straggler_timeout: float = Field(default=60.0, ge=0)
+    straggler_timeout: float = Field(default=60.0, ge=0, le=LONGEST_WAIT)
     """With `staleness` above 0: seconds that a step waits for the oldest groups when newer ones could fill it, so that
     long rollouts are not overtaken and dropped as stale."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -203,9 +203,9 @@ class WeightsConfig(Section):
     """Which generators get the weights from a neighbour instead of from the learner. `auto`: with NCCL, which allows one
     process a card, those that share a card (through CUDA IPC); `node`: with gloo, those that share a node, so that the
     bytes cross the network once a node; `off`: none."""
-    rendezvous_timeout: float = Field(default=60.0, gt=0)
+    rendezvous_timeout: float = Field(default=60.0, gt=0, le=LONGEST_WAIT)
     """Seconds that the members of a broadcast group have to connect to one another."""
-    transfer_timeout: float = Field(default=120.0, gt=0)
+    transfer_timeout: float = Field(default=120.0, gt=0, le=LONGEST_WAIT)
     """Seconds that one transfer may take; after that it has failed, and the broadcast group is built anew."""
     bucket_megabytes: float = Field(default=256.0, gt=0)
     """Weights travel in buckets of this size (and ZeRO-3 parameters are gathered in them)."""

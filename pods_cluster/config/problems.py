@@ -89,6 +89,14 @@ def _sentences(item: Any) -> list[str]:
             for text in texts
         ]
     fix = "; put it in quotes" if item["type"] == "string_type" and isinstance(item["input"], int | float) else ""
+    if item["type"] == "model_type":
+        message, fix = "It must be a section of fields", "; write its fields below it, as in {name: …}"
+    if item["type"] == "list_type" and isinstance(item["input"], str | Mapping):
+        fix = (
+            "; write a list, as in ["
+            + ("{name: …}" if isinstance(item["input"], Mapping) else str(item["input"])[:40])
+            + "]"
+        )
     if item["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", item["msg"])
         meant = own_value(where, item["input"]) or _close(str(item["input"]), choices)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pods_cluster.config.base import ConfigError, Section, usable_path
+from pods_cluster.config.base import LONGEST_WAIT, ConfigError, Section, usable_path
 
 
 class RewardConfigError(ConfigError, ValueError):
@@ -38,7 +38,7 @@ class RewardConfig(Section):
     style: Literal["auto", "trl", "verl"] = "auto"
     """Calling convention of a user function: TRL's `f(prompts, completions, **columns)` or verl's
     `compute_score(...)`; `auto`: by the names of its parameters."""
-    timeout: float = Field(default=10.0, gt=0)
+    timeout: float = Field(default=10.0, gt=0, le=LONGEST_WAIT)
     """Seconds that one call may take; after that the scorer process is killed, and the reward counts as missing."""
     range: tuple[float, float] | None = None
     """Lowest and highest value of a user function; built-in rewards declare theirs. A value outside counts as a
@@ -97,7 +97,7 @@ class ScoringConfig(Section):
 
     workers: int = Field(default=1, ge=1)
     """Scorer processes for each generator worker."""
-    load_timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    load_timeout: float = Field(default=300.0, gt=0, le=LONGEST_WAIT, allow_inf_nan=False)
     """Seconds that a scorer process may take to import and prepare all rewards, apart from any call; at most
     `generator.start_timeout` counts while a generator starts."""
     memory_limit: float | None = Field(default=4.0, gt=0)
@@ -106,5 +106,5 @@ class ScoringConfig(Section):
     preload: bool = True
     """Import the rewards once before any worker starts, on the node of the run's controller, so that what cannot be
     imported ends the start within seconds; false: where only the workers' nodes can import them."""
-    patience: float = Field(default=300.0, gt=0)
+    patience: float = Field(default=300.0, gt=0, le=LONGEST_WAIT)
     """Seconds in which rewards fail and not one rollout gets a valid reward, after which the run ends with their cause."""

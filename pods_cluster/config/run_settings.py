@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from pods_cluster.config.base import Section, usable_path
+from pods_cluster.config.base import LONGEST_WAIT, Section, usable_path
 
 LONGEST_RUN_NAME = 200
 """Characters of a run's name, which is a folder's, with room for what is written beside it."""
@@ -72,7 +72,7 @@ class RunConfig(Section):
     epochs: float | None = Field(default=None, gt=0)
     """The length as passes over the rows, in place of `steps`: epochs x rows / `learner.prompts_per_step`, rounded up. The
     run's config.yaml has the steps that it came to."""
-    max_seconds: float | None = Field(default=None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0, le=LONGEST_WAIT)
     """Seconds of work after which the run ends as it does after its last step (how the paper's runs stop). Evaluations
     and checkpoints do not count; a resumed run goes on counting. Left out: only `steps` counts."""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -86,7 +86,7 @@ class RunConfig(Section):
     restarts: int = Field(default=3, ge=0)
     """How often in a row what failed of a run (learner ranks, selector, controller) is started again from the newest
     saved state. Ten steps without a failure begin the count anew; then the run ends with the first cause. 0: never."""
-    step_timeout: float = Field(default=3600.0, gt=0)
+    step_timeout: float = Field(default=3600.0, gt=0, le=LONGEST_WAIT)
     """Seconds that the rollouts of one step may take; after that the run stops and says what it was waiting for."""
     export: bool = True
     """Write the final model in Hugging Face format."""
@@ -123,10 +123,10 @@ class ClusterConfig(Section):
     address: str = Field(default="auto", min_length=1)
     """`auto`: the cluster of RAY_ADDRESS (set in a Ray job), else a new local one; `local`: always a new local one; or
     host:port."""
-    placement_timeout: float = Field(default=120.0, gt=0)
+    placement_timeout: float = Field(default=120.0, gt=0, le=LONGEST_WAIT)
     """Seconds that the cluster may take to place the pools; after that the run stops and says what is missing."""
-    scale_timeout: float = Field(default=600.0, gt=0)
+    scale_timeout: float = Field(default=600.0, gt=0, le=LONGEST_WAIT)
     """Seconds that a change of the pools' sizes may wait for room in the cluster; after that the run goes on with what
     it has."""
-    drain_timeout: float = Field(default=600.0, gt=0)
+    drain_timeout: float = Field(default=600.0, gt=0, le=LONGEST_WAIT)
     """Seconds that a generator which leaves may take to finish its rollouts; after that their prompts go to others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -257,3 +258,39 @@ def test_every_default_is_what_validation_would_make_of_it() -> None:
             assert (made, type(made)) == (default, type(default)), f"{section.__name__}.{name}"
             seen += 1
     assert seen > 150
+
+
+def test_every_limit_of_time_is_one_that_can_be_waited_for() -> None:
+    """A number that no clock takes would end the run where it waits, in place of at its start."""
+    from pods_cluster.config.problems import field_paths
+
+    fields = [path for path in field_paths() if path.rpartition(".")[2].endswith(("timeout", "patience"))]
+    assert len(fields) >= 15
+    for path in fields:
+        if path.startswith("environment."):
+            continue  # a section that is left out
+        with pytest.raises(ConfigError, match=rf"{re.escape(path)}: 1e\+30 is refused: input should be less than"):
+            parse_config(BASE, [f"{path}=1e30"])
+        parse_config(BASE, [f"{path}=1e8"])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "reward=exact_match",
+            "reward: 'exact_match' is refused: input should be a valid list; write a list, as in [exact_match]",
+        ),
+        ("reward={name: exact_match}", "write a list, as in [{name: …}]"),
+        (
+            "reward=[exact_match]",
+            "reward.0: 'exact_match' is refused: it must be a section of fields; write its fields",
+        ),
+        ("run=5", "run: 5 is refused: it must be a section of fields"),
+        ("run={name: a, <<: {steps: 3}}", "run.<<: unknown field"),
+    ],
+)
+def test_another_shape_is_told_how_it_is_written(override: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config(BASE, [override])
+    assert told in str(refused.value)

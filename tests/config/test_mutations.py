@@ -158,7 +158,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: 1\n---\nb: 2", "expected a single document"),
         ("a: \0", "special characters are not allowed"),
         ("? [a]\n: 1", "a list cannot be a key"),
-        ("<<: 5", "not valid YAML"),
+        ("<<: 5", "<<: unknown field (value 5)"),
         ("1: 2", "1: 1 is no field's name"),
         ("true: 2", "True is no field's name"),
         ("null: 2", "None is no field's name"),
