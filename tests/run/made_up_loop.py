@@ -54,3 +54,10 @@ class Loop:
 
     def trained_rows(self) -> list[int]:
         return [selection.group.row for step in self.learners.steps for selection in step]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Others go on until it holds."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0)
