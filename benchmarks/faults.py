@@ -86,7 +86,7 @@ def started(settings: list[str], *own: str, folder: Path | None = None) -> Itera
 
 
 def ended(settings: list[str]) -> None:
-    """SIGTERM, then SIGKILL, then a torn checkpoint."""
+    """SIGTERM, then SIGKILL."""
     with started(settings, "run.checkpoint.every=5") as row:
         row.steps(7)
         seconds = row.end(signal.SIGTERM)
@@ -94,7 +94,13 @@ def ended(settings: list[str]) -> None:
         row.steps(8)
         row.end(signal.SIGKILL)
         tell("SIGKILL", **row.resume())
-        row.steps(8)
+
+
+def torn(settings: list[str]) -> None:
+    """SIGKILL, and a bit of the newest checkpoint is another one."""
+    with started(settings, "run.checkpoint.every=4", "run.checkpoint.keep=2") as row:
+        row.wait("two checkpoints", lambda: len(completed(row.run.folder.checkpoints)) == 2)
+        row.steps(2)
         row.end(signal.SIGKILL)
         shutil.rmtree(row.run.folder.copies, ignore_errors=True)
         newest = completed(row.run.folder.checkpoints)[-1]
@@ -164,7 +170,13 @@ def tell(fault: str, **about: Any) -> None:
     print(json.dumps({"fault": fault, **about}), flush=True)
 
 
-PARTS = {"ended": ended, "checkpoint": killed_in_a_checkpoint, "full_disk": full_disk, "not_finite": not_finite}
+PARTS = {
+    "ended": ended,
+    "torn": torn,
+    "checkpoint": killed_in_a_checkpoint,
+    "full_disk": full_disk,
+    "not_finite": not_finite,
+}
 
 
 def main() -> None:

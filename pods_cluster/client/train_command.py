@@ -34,12 +34,15 @@ def train(
     loaded, console = load_config(config, overrides or []), Console()
     refuse_start(loaded, resume=resume)
     from pods_cluster.client.driver import train as run
+    from pods_cluster.run.checkpoints import CheckpointError
 
     again = "pods train " + shlex.join([str(config), *(overrides or []), "--resume"])
     try:
         summary = run(loaded, resume=resume, console=console, live=False if plain else None)
     except Exception as error:
-        if hint := how_to_resume(loaded, again):
+        if not isinstance(error, CheckpointError) and (
+            hint := how_to_resume(loaded, again)
+        ):  # that one says what to do
             error.add_note(hint)
         raise
     console.print(render(summary))

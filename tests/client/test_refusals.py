@@ -124,7 +124,7 @@ def test_a_killed_run_is_called_killed(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_run_state(folder, "r").status == "running"  # as it was just written
 
 
-@pytest.mark.parametrize("ending", ["stopped", "failed"])
+@pytest.mark.parametrize("ending", ["stopped", "failed", "not whole"])
 def test_the_line_that_goes_on_is_told(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -135,6 +135,8 @@ def test_the_line_that_goes_on_is_told(
         ended_run(tmp_path, 3)
         if ending == "failed":
             raise RunError("the controller died")
+        if ending == "not whole":
+            raise checkpoints.CheckpointError("no checkpoint is whole (...); copy one back, or begin the run anew")
         return Summary("r", "stopped", steps=3, seconds=1.0, weights_version=3)
 
     monkeypatch.setattr(driver, "train", train)
@@ -143,8 +145,12 @@ def test_the_line_that_goes_on_is_told(
     with pytest.raises(SystemExit) as end:
         cli.main()
     out = capsys.readouterr()
-    assert (end.value.code or 0) == (ending == "failed")
-    said = out.err if ending == "failed" else out.out
+    assert (end.value.code or 0) == (ending != "stopped")
+    said = out.out if ending == "stopped" else out.err
+    if ending == "not whole":
+        assert "copy one back" in said
+        assert "continue it" not in said, "it cannot be"
+        return
     assert f"continue it from step-000003 with: pods train {file} {' '.join(overrides)} --resume" in said
 
 
