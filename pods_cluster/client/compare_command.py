@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pods_cluster.client.figure_command import read_run
+from pods_cluster.client.figure_command import read_run, refuse_twice
 from pods_cluster.client.option_values import finite
 from pods_cluster.client.sweep import SWEEP_FILE
 from pods_cluster.config import ConfigError
@@ -100,6 +100,7 @@ def read_arms(arguments: list[str]) -> tuple[dict[str, list[RunSeries]], dict[st
 
     Runs of a sweep that were not started, or have no step yet, are left out. Raises ConfigError and RunFolderError.
     """
+    refuse_twice([argument for argument in arguments if not (Path(argument).expanduser() / SWEEP_FILE).is_file()])
     labels: list[str | None] = []
     series: list[RunSeries] = []
     given: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,7 @@ def figure(
         raise ConfigError(f"--formats: {unknown[0]!r} is none of {', '.join(FORMATS)}")
     if not name.strip() or Path(name).name != name:
         raise ConfigError(f"--name: {name!r} is no name of a file; the folder goes to --out")
+    refuse_twice(runs)
     labels, series = zip(*(read_run(argument) for argument in runs), strict=True)
     grouped = arms(series, labels)
     panels, lacking = [], []
@@ -64,6 +66,17 @@ def figure(
     console = Console()
     for path in save_comparison(panels, x, folder, name=name, title=title, formats=wanted):
         console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def refuse_twice(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for a run that is given twice under one label: it would count as two seeds that agree."""
+    seen: set[tuple[str, Path]] = set()
+    for argument in arguments:
+        label, path = _split(argument)
+        run = (label, _place(path).resolve())
+        if run in seen:
+            raise ConfigError(f"{argument}: is given twice, and would count as two seeds; leave one out")
+        seen.add(run)
 
 
 def read_run(argument: str) -> tuple[str | None, Any]:

@@ -85,6 +85,12 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "compare a share of NaN": (["compare", "done", "--share", "nan"], 2, "'--share': "),
     "compare a gain of infinity": (["compare", "done", "--gain", "inf"], 2, "inf is no finite number"),
     "compare into a file": (["compare", "done", "--metric", "reward", "--out", "run.yaml"], 1, "run.yaml: File exists"),
+    "one run as two seeds": (
+        ["compare", "a=done", "a=runs/done/", "--metric", "reward"],
+        1,
+        "would count as two seeds",
+    ),
+    "a figure of one run twice": (["figure", "done", "runs/done"], 1, "would count as two seeds"),
     "figure into a file": (["figure", "done", "--out", "run.yaml"], 1, "run.yaml: File exists"),
     "figure of a path": (["figure", "done", "--name", "../x"], 1, "--name: '../x' is no name of a file"),
     "figure of nothing": (["figure", "done", "--name", ""], 1, "--name: '' is no name of a file"),
