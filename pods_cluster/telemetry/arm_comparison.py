@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, curve
+from pods_cluster.telemetry.curves import Axis, CurveError, RunSeries, curve, student_t
 from pods_cluster.telemetry.speedup import RESAMPLES, Difference, Ratio, Seeded, Target, difference, speed_up
 
 ACCURACY = "eval/greedy_accuracy"
@@ -29,8 +29,9 @@ class Against:
 
 @dataclass(slots=True)
 class ArmResult:
-    """Result of one arm. `first`, `final` and `best` are of the mean curve over seeds, `low` and `high` the interval of
-    `final` (over seeds, or of the held-out rows of a single run). `reward` is the mean over the last ten steps.
+    """Result of one arm. `first` and `best` are of the mean curve over seeds, `final` is the mean of the runs' last values, and
+    `low` and `high` its interval (over seeds, or of the held-out rows of a single run). `reward` is the mean over the last
+    ten steps.
     """
 
     label: str
@@ -135,16 +136,23 @@ def compare(
 
 def _result(label: str, runs: Sequence[RunSeries], metric: str) -> ArmResult:
     joined = curve(label, runs, metric, "steps")
+    # each run's own last value: runs that end by the clock make different numbers of steps
+    final, low, high = float(joined.y[-1]), float(joined.low[-1]), float(joined.high[-1])
+    if len(runs) > 1:
+        last = np.array([run.points(metric, "steps")[1][-1] for run in runs])
+        final = float(last.mean())
+        half = student_t(len(runs) - 1) * float(last.std(ddof=1)) / math.sqrt(len(runs))
+        low, high = final - half, final + half
     minutes = [float(run.points(metric, "minutes")[0][-1]) for run in runs]
     return ArmResult(
         label=label,
         runs=[run.name for run in runs],
         seeds=sorted(seed for run in runs if (seed := run.seed) is not None),
         first=float(joined.y[0]),
-        final=float(joined.y[-1]),
-        low=float(joined.low[-1]),
-        high=float(joined.high[-1]),
-        best=float(joined.y.max()),
+        final=final,
+        low=low,
+        high=high,
+        best=max(float(joined.y.max()), final),
         steps=int(joined.x[-1]),
         minutes=float(np.mean(minutes)),
         reward=_last_reward(runs),

@@ -64,6 +64,15 @@ def test_times_sooner_on_each_axis() -> None:
     assert (gap.at, gap.value) == (3.0, pytest.approx(0.0))
 
 
+def test_the_end_of_runs_of_different_lengths_is_that_of_each() -> None:
+    """Runs that end by the clock: the slower one's last step is not the faster one's end."""
+    both = {"a": [run("a0", [0.2, 0.3], seed=0), run("a1", [0.2, 0.3, 0.4, 0.7], seed=1)]}
+    (found,) = compare(both, target=Target(0.25)).arms
+    assert (found.steps, found.final) == (1, pytest.approx(0.5))
+    half = 12.706 * 0.2
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
+
+
 def test_cards_that_were_held_are_counted() -> None:
     against = compare(arms(gpus=1.0), target=Target(0.8)).arms[1].axes["gpu-seconds"]
     assert against.ratio.arm_at == pytest.approx(2 * (10 + 2 * 40))
