@@ -1,8 +1,8 @@
 """The engine protocol: what a generator worker asks of whatever makes its rollouts.
 
-An engine is driven by one thread: `submit`, `abort`, `step` and the weight calls but `stage` never run at the same time. It is
-shaped for vLLM (single requests finish, stream and abort alone; requests are kept across a weight update) and for the
-small built-in engine alike.
+An engine is driven by one thread: `submit`, `abort`, `step` and the weight calls never run at the same time, but for `stage` and,
+where the engine allows it, `fingerprints`. It is shaped for vLLM (single requests finish, stream and abort alone; requests are
+kept across a weight update) and for the small built-in engine alike.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class Engine(Protocol):
     version: int
     closed: bool
 
+    @property
+    def fingerprints_beside(self) -> bool:
+        """Whether `fingerprints` may be called from another thread while steps are made (and no version is taken)."""
+        ...
+
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Queue requests. A request that can never fit raises EngineError naming it; none of them is queued then."""
         ...
@@ -97,7 +102,7 @@ class Engine(Protocol):
     def stage(self, update: WeightUpdate, *, check_memory: bool = True) -> bool:
         """Take one full version beside the steps, which go on under the old weights; `receive` then only loads it.
 
-        The one call that another thread makes while the engine's own is at work. False: this engine, or the free
+        Another thread calls it while the engine's own is at work. False: this engine, or the free
         memory (`check_memory`), does not allow it, nothing was received, and `receive` does all. Raises
         WeightTransferError on a failure or at the update's deadline; the engine serves its old weights on.
         """

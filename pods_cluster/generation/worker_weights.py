@@ -61,8 +61,11 @@ class WeightCalls(EngineCalls):
         self._call("adopt_version", lambda engine: engine.adopt_version(version))
 
     def fingerprints(self) -> dict[str, str]:
-        """See `Engine.fingerprints`."""
+        """See `Engine.fingerprints`: beside the engine's steps where it allows that, in this thread."""
         self._check()
+        engine = self._engine.engine
+        if engine is not None and engine.fingerprints_beside:
+            return engine.fingerprints()
         return self._call("fingerprints", lambda engine: engine.fingerprints())
 
     def _stage(self, engine: Engine, update: WeightUpdate) -> None:

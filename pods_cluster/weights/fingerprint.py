@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped
     from torch import Tensor
 
-# Words per pass: on a CPU the temporaries stay in the cache, on a GPU a pass should fill the card.
+# Words per pass: on a CPU the temporaries stay in the cache, on a GPU a pass should fill the card, and take little memory of
+# an engine that has filled it.
 _CPU_WORDS = 1 << 15
-_GPU_WORDS = 1 << 24
-# Words of small tensors that a card mixes together: five times as much memory is needed for it.
-_GATHERED_WORDS = 1 << 23
+_GPU_WORDS = 1 << 22
 
 
 def _signed(value: int) -> int:
@@ -70,7 +69,7 @@ class WordSums:
 
     def add(self, tensor: Shaped[Tensor, "*shape"]) -> None:
         """Read a whole tensor."""
-        most = self._most if self._most is not None else (0 if tensor.device.type == "cpu" else _GATHERED_WORDS)
+        most = self._most if self._most is not None else (0 if tensor.device.type == "cpu" else _GPU_WORDS)
         count = -(-tensor.numel() * tensor.element_size() // 8)
         if not 0 < count <= most:
             self.add_sum(word_sum(tensor))

@@ -67,6 +67,20 @@ def test_a_version_arrives_while_a_step_runs_and_counts_after_it(engine: Gated, 
     worker._engine.stop()
 
 
+def test_fingerprints_are_taken_while_a_step_runs(engine: Gated) -> None:
+    engine.gate.set()
+    worker, model = Worker(engine, "auto"), build("qwen2", seed=1)
+    Learner(model).publish(1, worker.connect, worker.receive)
+    engine.gate.clear()
+    engine.stepping.clear()
+    submit(worker._engine)
+    assert engine.stepping.wait(LONG)  # and stays in this step
+    assert worker.fingerprints() == {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
+    assert worker._engine.seconds().verifying == 0
+    engine.gate.set()
+    worker._engine.stop()
+
+
 def test_a_worker_that_cannot_take_versions_beside_its_steps_takes_them_between(
     engine: Gated, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

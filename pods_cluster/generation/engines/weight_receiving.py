@@ -16,8 +16,11 @@ from pods_cluster.weights.staging import GroupEnd
 class WeightReceiving:
     """`adopt_version`, `connect`, `stage` and `disconnect` of `Engine`, and the part of `receive` that is the same for all.
 
-    `version` is the last one that arrived in full; `closed` is true from the start of a transfer to its good end.
+    Their parameters can be read while steps are made (`fingerprints_beside`). `version` is the last one that arrived in full;
+    `closed` is true from the start of a transfer to its good end.
     """
+
+    fingerprints_beside = True
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.version = -1

@@ -284,6 +284,10 @@ class VllmEngine:
         self.version = update.version
         self.closed = False
 
+    @property
+    def fingerprints_beside(self) -> bool:
+        return not self._core.process
+
     def fingerprints(self) -> dict[str, str]:
         require_open(self.closed, "fingerprints")
         return self._weights.fingerprints()

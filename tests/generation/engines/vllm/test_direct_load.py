@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -78,8 +79,10 @@ def test_an_update_in_the_middle_of_requests(unloaded: VllmEngine) -> None:
     engine.submit([item])
     while len(engine._by_key[item.key].token_ids) < 3:
         assert not engine.step()
+    before = engine.stats().recomputed_tokens
     publish(engine, new, 2)
     made = len(engine._by_key[item.key].token_ids)
+    assert engine.stats().recomputed_tokens - before == len(prompt) + made
     rollout = finish(engine)[item.key]
     prefix = greedy(old, list(prompt), 40)[:made]
     assert rollout.token_ids == prefix + greedy(new, [*prompt, *prefix], 40 - made)
@@ -93,10 +96,15 @@ def test_a_version_arrives_while_the_engine_goes_on_under_the_old_one(unloaded: 
     item = request(0, prompt=prompt, temperature=0.0, max_tokens=40)
     engine.submit([item])
 
-    def decode() -> None:
-        while len(engine._by_key[item.key].token_ids) < 5:
+    def decode(until: int = 5) -> None:
+        while len(engine._by_key[item.key].token_ids) < until:
             assert not engine.step()
 
+    assert engine.fingerprints_beside
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(engine.fingerprints)
+        decode(until=4)
+    assert difference(fingerprints(old.named_parameters()), taken.result()) == ""
     assert staged(engine, new, 2, decode)
     made = len(engine._by_key[item.key].token_ids)
     rollout = finish(engine)[item.key]
