@@ -209,12 +209,12 @@ class WeightsConfig(Section):
     """Seconds that one transfer may take; after that it has failed, and the broadcast group is built anew."""
     bucket_megabytes: float = Field(default=256.0, gt=0)
     """Weights travel in buckets of this size (and ZeRO-3 parameters are gathered in them)."""
-    staged: Literal["auto"] | bool = False
+    staged: Literal["auto"] | bool = "auto"
     """Whether a generator takes new weights beside its engine's steps and stops for the copy alone, which needs room for
     a second set of weights. `auto`: where twice their size is free at that moment, on a card that no learner rank shares;
     `true`: wherever the room can be had; `false`: the engine stops for the whole transfer. It does so anyway at its first
-    update in vLLM, in a process of its own (`tensor_parallel` above 1), and with `transfer: native`. Off until it has been
-    measured on cards; `verify` compares what arrived."""
+    update in vLLM, in a process of its own (`tensor_parallel` above 1), and with `transfer: native`; `weights/staged`
+    counts the generators that did."""
     keep_cache: bool = False
     """Whether rollouts in flight go on with the keys and values that older weights computed. `false`: they are computed
     anew at every update, so that each token is sampled as a fresh load of the new weights would; with many rollouts in
