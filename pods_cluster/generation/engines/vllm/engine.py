@@ -286,7 +286,7 @@ class VllmEngine:
 
     @property
     def fingerprints_beside(self) -> bool:
-        return not self._core.process
+        return False
 
     def fingerprints(self) -> dict[str, str]:
         require_open(self.closed, "fingerprints")

@@ -44,14 +44,7 @@ class WorkerExtension:
         return _outcome(lambda: _receive(self, info, loading))
 
     def pods_fingerprints(self: Any) -> dict[str, ShardSum]:
-        """Also while another thread makes steps: on a card on a stream of its own."""
-        model, device = self.model_runner.get_model(), self.device
-        if device.type != "cuda":
-            return local_sums(model)
-        if getattr(self, "pods_beside", None) is None:
-            self.pods_beside = torch.cuda.Stream(device)
-        with torch.cuda.device(device), torch.cuda.stream(self.pods_beside):
-            return local_sums(model)
+        return local_sums(self.model_runner.get_model())
 
 
 def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -96,15 +95,10 @@ def test_a_version_arrives_while_the_engine_goes_on_under_the_old_one(unloaded: 
     item = request(0, prompt=prompt, temperature=0.0, max_tokens=40)
     engine.submit([item])
 
-    def decode(until: int = 5) -> None:
-        while len(engine._by_key[item.key].token_ids) < until:
+    def decode() -> None:
+        while len(engine._by_key[item.key].token_ids) < 5:
             assert not engine.step()
 
-    assert engine.fingerprints_beside
-    with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(engine.fingerprints)
-        decode(until=4)
-    assert difference(fingerprints(old.named_parameters()), taken.result()) == ""
     assert staged(engine, new, 2, decode)
     made = len(engine._by_key[item.key].token_ids)
     rollout = finish(engine)[item.key]
