@@ -177,6 +177,23 @@ def _newer_vllm_runs(pause: float) -> list[Case]:
                   recompute=compute_bound("0.5b") / 3)  # fmt: skip
     measured = statistics.mean(row["timing_s/step"] for row in ten[FIRST:])
     cases.append(Case("GSM8K on two H200s, 3 engines on a card, k=3", measured, work, engine, parts))
+    # The same with versions that arrive beside the engines' steps and keys and values that are kept: its engines always had
+    # rollouts waiting, so that what they made is what was trained and given up.
+    staged = read_result("two_cards_staged_h200")["runs"][0]
+    means, steps = staged["means"], records(staged["rows"])
+    best = staged["generator"]["best_tokens_per_second"] / 3
+    engine = EngineSpeed(SHARED_BASE, (512 / best - SHARED_BASE) / 512, 512)
+    made = means["rollouts/generated"]
+    length = staged["generator"]["tokens_per_second"] * means["timing_s/step"] / made
+    work = Workload(generators=3, prompts=16, n=N, m=M, staleness=3, lengths=lognormal(length, 0.4, 512), steps=len(steps),
+                    no_signal=1 - 16 * N / made)  # fmt: skip
+    later = itertools.cycle([row["timing_s/update"] + row["timing_s/fetch"] for row in steps])
+    pause = statistics.mean(
+        row["generator/weights_seconds"] + row["generator/verifying_seconds"] for row in steps[FIRST:]
+    )
+    parts = Parts(update=lambda rollouts, tokens: next(later), publish=means["timing_s/publish"], pause=pause)  # noqa: ARG005
+    measured = statistics.mean(row["timing_s/step"] for row in steps[FIRST:])
+    cases.append(Case("GSM8K on two H200s, the same, staged, caches kept", measured, work, engine, parts))
     # Two engines and the learner on one card; groups without signal are left out of their step.
     two = engine_rate("two-logprobs") / 2
     engine = EngineSpeed(SHARED_BASE, (512 / two - SHARED_BASE) / 512, 512)

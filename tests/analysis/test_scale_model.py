@@ -101,7 +101,7 @@ def test_the_recorded_check_says_what_is_within_its_bound_and_most_is() -> None:
     result = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "scale.json").read_text())
     rows = records(result["check"])
     assert all(row["within"] == (abs(row["modelled"] / row["measured"] - 1) <= 0.15) for row in rows)
-    assert sum(row["within"] for row in rows) >= 24
+    assert sum(row["within"] for row in rows) >= 25
     page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
     for row in rows:
         assert f"{row['measured']:.2f}" in page, f"docs/scale.md does not show {row['run']}"
