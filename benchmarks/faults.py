@@ -1,5 +1,5 @@
-"""What the faults of a run's command and disk cost, each once: SIGTERM, SIGKILL, a kill in a checkpoint, one that is torn, a full
-disk, a loss that is not finite.
+"""What the faults of a run's command and disk cost, each once: SIGTERM, SIGKILL, a checkpoint that is torn, a kill in one, a full
+disk.
 
     python -m benchmarks.faults --model DIR --train FILE     # the full disk needs root: it is mounted for it
 
@@ -152,18 +152,6 @@ def full_disk(settings: list[str]) -> None:
                      told=[e["text"] for e in row.events("checkpoint_failed")])  # fmt: skip
         finally:
             subprocess.run(["umount", "-l", disk], check=False)
-
-
-def not_finite(settings: list[str]) -> None:
-    with started(settings, "learner.warmup_steps=0", "learner.learning_rate=1e30", "learner.max_skipped=20") as row:
-        row.wait("an update is skipped", lambda: row.events("update_skipped"))
-        first = row.events("update_skipped")[0]
-        row.run.process.wait(LIMIT)
-        records = [record for record in row.run.folder.read_metrics() if "timing_s/step" in record]
-        after = [record["time"] - first["time"] for record in records if record["time"] > first["time"]]
-        tell("loss or gradient not finite", second_step_after_s=round(after[1], 1), text=first["text"],
-             skipped=len(row.events("update_skipped")), exit_code=row.run.process.returncode,
-             ended=[event["text"] for event in row.events("failed")])  # fmt: skip
 
 
 def tell(fault: str, **about: Any) -> None:

@@ -23,14 +23,23 @@ from benchmarks.node_network import NodeNetwork
 from benchmarks.ray_nodes import RayNodes, SubmittedRun, hosts_of_this_system
 
 LIMIT = 400.0
+COMPARED = ("reward", "loss", "grad_norm", "tokens/trained")
 
 
 def start(nodes: RayNodes, made: Path, name: str, steps: int) -> SubmittedRun:
     config = configuration(made / "model", made / "data/train.jsonl", nodes.folder / "runs", workers=1)
-    config["learner"]["prompts_per_step"] = 16
+    config["learner"]["prompts_per_step"] = 4
+    config["generator"]["rollouts_per_prompt"] = 8
+    config["selector"]["no_signal"] = "keep"
     config["run"] |= {"name": name, "steps": steps, "export": True}
     config["run"]["checkpoint"]["copy_every"] = 2
     return nodes.submit(nodes.network.hosts["outside"], config)
+
+
+def first_difference(one: SubmittedRun, other: SubmittedRun) -> int | None:
+    """The first step whose numbers are not the same in both runs; of one that was made again, as it stands."""
+    made = [{row["step"]: [row.get(name) for name in COMPARED] for row in run.rows()} for run in (one, other)]
+    return next((step for step in sorted(made[0]) if made[0][step] != made[1].get(step)), None)
 
 
 def main() -> None:
@@ -56,7 +65,7 @@ def main() -> None:
             lost = start(nodes, made, "lost", options.steps)
             lost.wait_for_steps(options.steps // 2, LIMIT)
             (node,) = set(lost.places()["learner"])
-            began = time.monotonic()
+            began, lost_in = time.monotonic(), len(lost.rows()) + 1
             if isinstance(network, NodeNetwork):
                 network.cut(hosts[node])
             else:
@@ -72,6 +81,8 @@ def main() -> None:
                 "restarted": [event["text"] for event in lost.events("restarted")],
                 "restarting": [event["text"] for event in lost.events("restarting")],
                 "steps_made": len(lost.rows()),
+                "lost_in_step": lost_in,
+                "first_step_that_differs": first_difference(whole, lost),
                 "same_weights": weights[0] == weights[1],
                 "bytes": len(weights[0]),
             }))  # fmt: skip
