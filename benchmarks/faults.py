@@ -163,7 +163,6 @@ PARTS = {
     "torn": torn,
     "checkpoint": killed_in_a_checkpoint,
     "full_disk": full_disk,
-    "not_finite": not_finite,
 }
 
 
