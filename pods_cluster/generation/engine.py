@@ -41,6 +41,18 @@ class EngineStats:
     busy_seconds: float = 0.0
 
 
+COUNTS = (
+    "generated_tokens",
+    "prompt_tokens",
+    "aborted_tokens",
+    "finished",
+    "aborted",
+    "preemptions",
+    "recomputed_tokens",
+)
+"""The fields of `EngineStats` that an engine counts as it goes."""
+
+
 class Engine(Protocol):
     """Makes rollouts from token ids.
 

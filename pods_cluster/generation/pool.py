@@ -239,6 +239,7 @@ class GeneratorPool(PoolCalls):
         def grown(count: Callable[[WorkerStats], float]) -> float:
             return sum(count(now) - (count(last[name]) if name in last else 0) for name, now in workers.items())
 
+        threads = [(now, last[name].seconds if name in last else ThreadSeconds()) for name, now in workers.items()]
         return PoolStats(
             workers,
             since,
@@ -247,13 +248,7 @@ class GeneratorPool(PoolCalls):
             busy_seconds=grown(lambda stats: stats.engine.busy_seconds),
             occupied_seconds=grown(lambda stats: stats.occupied_seconds),
             only_scoring_seconds=grown(lambda stats: stats.only_scoring_seconds),
-            thread=sum(
-                (
-                    now.seconds - (last[name].seconds if name in last else ThreadSeconds())
-                    for name, now in workers.items()
-                ),
-                start=ThreadSeconds(),
-            ),
+            thread=sum((now.seconds - before for now, before in threads), start=ThreadSeconds()),
             staging_seconds=grown(lambda stats: stats.staging_seconds),
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pods_cluster.generation.engine import (
+    COUNTS,
     EngineError,
     EngineStats,
     check_request,
@@ -77,9 +78,7 @@ class TransformersEngine(WeightReceiving):
         self._end_ids = tuple(end_ids)
         self._stop_class(())
         self._stale = False
-        self._stats = dict.fromkeys(
-            ("generated_tokens", "prompt_tokens", "aborted_tokens", "finished", "aborted", "recomputed_tokens"), 0
-        )
+        self._stats = dict.fromkeys(COUNTS, 0)
         self._busy_seconds = 0.0
 
     # Requests.
@@ -212,13 +211,12 @@ class TransformersEngine(WeightReceiving):
         if rows:
             self._remove(np.array(rows), [FinishReason.ABORT] * len(rows), finished)
         for request in self._waiting.remove(keys):
-            empty = [] if request.sampling.logprobs else None
             rollout = Rollout(
                 group=request.group,
                 index=request.index,
                 prompt_ids=request.prompt_ids,
                 token_ids=[],
-                logprobs=empty,
+                logprobs=[] if request.sampling.logprobs else None,
                 finish_reason=FinishReason.ABORT,
                 first_version=self.version,
                 last_version=self.version,
@@ -284,11 +282,10 @@ class TransformersEngine(WeightReceiving):
 
     def stats(self) -> EngineStats:
         count = self._rows.count
-        stored = int(self._rows.length[:count].sum())
         return EngineStats(
             running=count,
             waiting=len(self._waiting),
-            kv_cache_usage=min(1.0, stored / self._budget.tokens),
+            kv_cache_usage=min(1.0, int(self._rows.length[:count].sum()) / self._budget.tokens),
             busy_seconds=self._busy_seconds,
             **self._stats,
         )

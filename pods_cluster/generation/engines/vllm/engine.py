@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from pods_cluster.generation.engine import (
+    COUNTS,
     EngineError,
     EngineStats,
     check_request,
@@ -48,6 +49,8 @@ class VllmEngine:
     `tokenizer`: for requests with stop strings. `keep_cache`: rollouts in flight keep their keys and values over an update.
     """
 
+    fingerprints_beside = False
+
     def __init__(
         self,
         core: Core,
@@ -73,18 +76,7 @@ class VllmEngine:
         self._scoring = Scoring(core, self._request_id, self._advance)
         self._weights = WorkerWeights(core, native=options.transfer == "native", loading=options.loading)
         self._gauges: Any = None
-        self._counts = dict.fromkeys(
-            (
-                "generated_tokens",
-                "prompt_tokens",
-                "aborted_tokens",
-                "finished",
-                "aborted",
-                "preemptions",
-                "recomputed_tokens",
-            ),
-            0,
-        )
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._busy_seconds = 0.0
         self._warned = (time.monotonic(), 0)
 
@@ -277,16 +269,11 @@ class VllmEngine:
             self._take(outputs, gauges)  # still of the version before
         self._weights.receive(update)
         for running in self._by_id.values():
-            running.updated(self.version, keep_cache=self._keep_cache)
-            if running.token_ids and not self._keep_cache:
-                self._counts["recomputed_tokens"] += len(running.request.prompt_ids) + len(running.token_ids)
+            recomputed = running.updated(self.version, keep_cache=self._keep_cache)
+            self._counts["recomputed_tokens"] += recomputed
         self._core.resume(keep_cache=self._keep_cache)
         self.version = update.version
         self.closed = False
-
-    @property
-    def fingerprints_beside(self) -> bool:
-        return False
 
     def fingerprints(self) -> dict[str, str]:
         require_open(self.closed, "fingerprints")

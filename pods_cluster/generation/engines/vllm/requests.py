@@ -54,11 +54,12 @@ class RunningRequest:
         """Whether its last token completes a stop string."""
         return self.stop_strings is not None and self.stop_strings.ends(self.token_ids)
 
-    def updated(self, version: int, *, keep_cache: bool = False) -> None:
+    def updated(self, version: int, *, keep_cache: bool = False) -> int:
         """New weights came in place of `version`: its keys and values are made again from its first token on, unless they
-        are kept."""
+        are kept. Returns how many tokens are computed again."""
         self.updates.append((version, len(self.token_ids)))
         self.preempted_by_update = not keep_cache
+        return len(self.request.prompt_ids) + len(self.token_ids) if self.token_ids and not keep_cache else 0
 
     def rollout(self, reason: FinishReason) -> Rollout:
         """The finished rollout. Raises EngineError where vLLM gave another number of log-probabilities than of tokens."""
