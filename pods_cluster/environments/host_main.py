@@ -27,7 +27,7 @@ from pods_cluster.scoring.channel import Channel
 from pods_cluster.scoring.pickled_function import unpickle_function
 from pods_cluster.scoring.reward_registry import describe_error, load_object
 from pods_cluster.scoring.score import FailureKind
-from pods_cluster.scoring.scorer_main import die_with
+from pods_cluster.scoring.scorer_main import die_with, end_if_forked
 from pods_cluster.scoring.scorer_output import speaker_mark
 
 TICK_SECONDS = 0.1
@@ -55,9 +55,12 @@ def main(events: int, commands: int, parent: int, report: int, speaker: int) -> 
     channel = Channel(socket.socket(fileno=events))
     try:
         config: EnvironmentConfig = channel.receive()
+        me = os.getpid()
         try:
             made = _load(config)
+            end_if_forked(me)
         except BaseException as error:  # user code at import may raise anything, SystemExit included
+            end_if_forked(me)
             return channel.send(("failed", describe_error(error)))
         channel.send(("ready", None))
         _Host(config, made, channel, socket.socket(fileno=commands)).serve()
@@ -184,6 +187,7 @@ def _become_environment(made: Factory, config: EnvironmentConfig, descriptor: in
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     channel = Channel(socket.socket(fileno=descriptor))
     environment: Environment | None = None
+    me = os.getpid()
     make = partial(made, **config.options)
     try:
         channel.send(("value", None))
@@ -197,6 +201,7 @@ def _become_environment(made: Factory, config: EnvironmentConfig, descriptor: in
                 answer = ("error", FailureKind.MEMORY, describe_error(error))
             except BaseException as error:  # SystemExit and KeyboardInterrupt are an environment's failures too
                 answer = ("error", FailureKind.ERROR, describe_error(error))
+            end_if_forked(me)
             channel.send(answer)
             if method == "close":
                 break

@@ -59,12 +59,14 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
         channel.send(("pid", os.getpid()))
         rewards, columns = channel.receive()
         functions = []
+        me = os.getpid()
         for index, reward in enumerate(rewards):
             channel.send(("loading", index))
             _SPEAKER.runs = index
             try:
                 functions.append(load_reward(reward, index, columns))
             except BaseException as error:
+                end_if_forked(me)
                 from pods_cluster.config import RewardConfigError  # see SentReward
 
                 if not isinstance(error, RewardConfigError):
@@ -72,6 +74,7 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
                     error = RewardConfigError(index, "name", reward.name, problem, "remove the cause")
                 return channel.send(("failed", error))
             finally:
+                end_if_forked(me)
                 _flush()
         channel.send(("ready", None))
         rows: dict[int, bytes] = {}
@@ -86,6 +89,13 @@ def main(descriptor: int, parent: int, report: int, memory_limit: int) -> None:
     finally:
         _flush()
         os._exit(0)  # not through user code's exit handlers and threads
+
+
+def end_if_forked(owner: int) -> None:
+    """End this process if a user's call forked it and it came back here (by `return` or `sys.exit`) as another process than
+    `owner`: it would answer in the owner's place, and take what is meant for it."""
+    if os.getpid() != owner:
+        os._exit(0)
 
 
 def die_with(parent: int) -> None:
@@ -163,6 +173,7 @@ def _serve(
     completions: Sequence[Completion],
     calls: Sequence[tuple[int, tuple[int, ...]]],
 ) -> None:
+    me = os.getpid()
     requests: dict[int, ScoreRequest] = {}
     uses = Counter(index for _, indices in calls for index in indices)
     for reward, indices in calls:
@@ -177,6 +188,7 @@ def _serve(
             results = [(None, FailureKind.MEMORY, describe_error(error))] * len(indices)
         except BaseException as error:  # SystemExit and KeyboardInterrupt are a reward's failures too
             results = [(None, FailureKind.ERROR, describe_error(error))] * len(indices)
+        end_if_forked(me)
         if _SPEAKER.marked == reward:  # it may have printed
             _flush()
         channel.send(results)

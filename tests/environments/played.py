@@ -56,6 +56,10 @@ class Faulty(Environment):
             subprocess.Popen(["sleep", "86397"], start_new_session=True)
         if way == "number":
             return 5
+        if way == "fork":
+            os.fork()
+        if way == "fork and exit" and os.fork() == 0:
+            raise SystemExit(0)
         if way == "print":
             print("here I am")
         return "and?" if way == "go on" else None

@@ -47,7 +47,7 @@ async def play(host: EnvironmentHost, way: str) -> Any:
 
 
 def test_one_that_raises_hangs_dies_or_eats_memory_fails_alone(host: EnvironmentHost, output: ScorerOutput) -> None:
-    ways = ["go on", "raise", "hang", "die", "eat", "number", "leave", "print", "end"]
+    ways = ["go on", "raise", "hang", "die", "eat", "number", "leave", "print", "fork", "fork and exit", "end"]
 
     async def all_at_once() -> list[Any]:
         return await asyncio.gather(*(play(host, way) for way in ways))
@@ -55,6 +55,7 @@ def test_one_that_raises_hangs_dies_or_eats_memory_fails_alone(host: Environment
     found = dict(zip(ways, host.run(all_at_once()).result(60), strict=True))
     assert found["go on"] == ([{"role": "user", "content": "and?"}], 0.5)
     assert found["end"] == found["print"] == found["leave"] == ([], 0.5)
+    assert found["fork"] == found["fork and exit"] == ([], 0.5), "the fork does not answer in its place"
     kinds = {way: found[way][0] for way in ("raise", "hang", "die", "eat", "number")}
     assert kinds == {
         "raise": FailureKind.ERROR,

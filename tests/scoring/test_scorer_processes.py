@@ -238,3 +238,21 @@ def test_a_scorer_killed_while_it_scores_is_recorded_under_strict_metrics(user):
         record = recorder.step(1, values)
     assert record["scoring/failures/died/moody/judge"] == 1
     assert record["scoring/restarts"] == 1
+
+
+@pytest.mark.parametrize("comes_back", ["pass", "raise SystemExit(0)", "raise ValueError"])
+def test_a_fork_that_comes_back_answers_for_nobody(tmp_path, comes_back):
+    """It would read the next requests and answer them too: other rollouts got its rewards."""
+    path = tmp_path / "forks.py"
+    path.write_text(
+        f"""
+import os
+def length(completions, **kwargs):
+    if os.fork() == 0:
+        {comes_back}
+    return [float(len(text)) for text in completions]
+"""
+    )
+    with ScorerPool([reward(f"{path}:length", timeout=30)]) as pool:
+        futures = [pool.submit(request("c" * size)) for size in range(20)]
+        assert [future.result(60).total for future in futures] == [float(size) for size in range(20)]
