@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._machine import machine
-from benchmarks._result_file import write_result
+from benchmarks._result_file import records, write_result
 from benchmarks.evidence_answers import RESULT, answer
 from benchmarks.evidence_clocks import as_rows, clocks, measure_paced
 from pods_cluster.client.compare_command import read_arms
@@ -142,7 +142,25 @@ def quick_time(result: Mapping[str, Any]) -> dict[str, Any]:
     rounds = sum(math.ceil(runs / int(result["parallel"])) for runs in made)
     told = {name: result[name] for name in ("minutes", "seconds", "parallel")}
     where = {name: result["machine"][name] for name in ("cpu", "cores")}
-    return {"rounds": rounds, "all_rounds": rounds, "runs": sum(made), **told, **where}
+    return {
+        "rounds": rounds,
+        "all_rounds": rounds,
+        "runs": sum(made),
+        **told,
+        **where,
+        "arms": quick_arms(result["parts"]),
+    }
+
+
+def quick_arms(parts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How much sooner grpo-pods was than grpo-ga in a result of `--quick`, and the seconds of their updates."""
+    if "arms" not in parts:
+        return None
+    part = parts["arms"]
+    updates = {row["arm"]: row["timing_s/update"] for row in records(part["explains"])}
+    (row,) = (row for row in records(part["rows"]) if (row["arm"], row["axis"]) == ("grpo-pods", "training-minutes"))
+    kept = {name: row[name] for name in ("reaches_at", "speed_up", "speed_up_low", "speed_up_high")}
+    return kept | {"pairs": len(part["seeds"]["grpo-pods"]), "update": [updates["grpo-ga"], updates["grpo-pods"]]}
 
 
 def main() -> None:
