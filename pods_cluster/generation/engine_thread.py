@@ -194,10 +194,12 @@ class EngineThread:
         return WorkerFailed(self.describe_error() or "the engine was stopped")
 
     def describe_error(self) -> str | None:
-        """The error that ended the engine, in full, or None."""
+        """The error that ended the engine, or None: with the place where it was raised, unless its text is for people."""
         error = self.error
         if error is None:
             return None
+        if type(error).__module__.startswith("pods_cluster."):
+            return f"{ENGINE_FAILED}: {type(error).__name__}: {error}"
         trace = "".join(traceback.format_tb(error.__traceback__)[-3:])
         return f"{ENGINE_FAILED}: {type(error).__name__}: {error}\n{trace}".rstrip()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pods_cluster.generation.engine import Engine
+from pods_cluster.generation.engine import Engine, EngineError
 from pods_cluster.generation.engine_thread import IDLE_SECONDS, EngineHangs, EngineThread
 from pods_cluster.generation.engines.paced.engine import PacedEngine
 from pods_cluster.generation.messages import GeneratorError
@@ -145,3 +146,22 @@ def test_a_start_that_hangs_is_told_with_the_setting() -> None:
     finally:
         gate.set()
         thread.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "place"),
+    [(EngineError("model.path: 'm' has no config.json; give another"), "EngineError: model.path: 'm' has no", False),
+     (KeyError("sinks"), "KeyError: 'sinks'", True)],
+)  # fmt: skip
+def test_an_error_that_is_meant_for_people_has_no_traceback(error: Exception, told: str, place: bool) -> None:
+    """It names what to correct; where it was raised helps with others alone."""
+
+    def fail() -> Engine:
+        raise error
+
+    thread = EngineThread(fail, lambda _: None)
+    with pytest.raises(Exception, match=re.escape(told)):
+        thread.ready(LONG)
+    described = thread.describe_error() or ""
+    assert f"the engine failed: {told}" in described
+    assert ("File " in described) == place
