@@ -110,8 +110,8 @@ def test_a_hung_engine_does_not_end_the_run_that_submits_to_it(make_config: Make
     async def body(pool: GeneratorPool) -> None:
         (worker,) = pool.workers.values()
         await pool.submit(portions_of(range(1)))
-        with pytest.raises(GeneratorError, match=r"`fingerprints` within 1 s.*in a step.*generator\.request_timeout"):
-            await answer_of(worker.fingerprints.remote())
+        with pytest.raises(GeneratorError, match=r"`adopt_version` within 1 s.*in a step.*generator\.request_timeout"):
+            await answer_of(worker.adopt_version.remote(1))
         await pool.submit(portions_of(range(1, 2)))
         (failure,) = await pool.check()
         assert "`submit` within 1 s" in failure.cause
