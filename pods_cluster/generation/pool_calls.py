@@ -15,7 +15,7 @@ from pods_cluster.generation.placement import ANSWER_SECONDS, as_coroutine, caus
 from pods_cluster.stopped_process import SILENT_SECONDS, Process, Unanswered, answer_of
 from pods_cluster.wording import counted
 
-SIGN_SECONDS = 1.0
+SIGN_SECONDS = 2.0
 """Longest wait for an answer before a sign of life is asked for."""
 
 
