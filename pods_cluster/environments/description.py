@@ -39,9 +39,7 @@ class EnvironmentDesk:
             self.close()
 
     def _start(self) -> EnvironmentHost:
-        # schemas of tools are made by transformers, whose import counts as the environment's
-        patient = self._config.model_copy(update={"timeout": max(self._config.timeout, self._load_timeout)})
-        return EnvironmentHost(patient, self._load_timeout)
+        return EnvironmentHost(self._config, self._load_timeout)
 
     def first_prompt(self, row: Mapping[str, Any], index: int) -> str | list[Message] | None:
         """Return the prompt that the environment makes of row `index`. Raises RowError where it fails."""
@@ -62,13 +60,15 @@ class EnvironmentDesk:
         self._host = self._running = None
 
     def _ask(self, method: str, argument: Any = None) -> Any:
+        # schemas of tools are made by transformers, whose import counts as the environment's
+        seconds = max(self._config.timeout, self._load_timeout) if method == "describe" else None
         host = self._host = self._host or self._start()
 
         async def ask() -> Any:
             if self._running is None:
                 self._running = await host.begin()
             try:
-                return await self._running.call(method, argument)
+                return await self._running.call(method, argument, seconds)
             except EnvironmentFailed:
                 self._running.kill()
                 self._running = None

@@ -229,9 +229,12 @@ class RunningEnvironment:
     ) -> None:
         self._host, self._number, self._reader, self._writer = host, number, reader, writer
 
-    async def call(self, method: str, argument: Any = None) -> Any:
-        """The result of a method. Raises EnvironmentFailed; the process is dead then unless the method itself raised."""
-        seconds = self._host.config.timeout
+    async def call(self, method: str, argument: Any = None, seconds: float | None = None) -> Any:
+        """The result of a method, which may take so many `seconds` (None: `environment.timeout`).
+
+        Raises EnvironmentFailed; the process is dead then unless the method itself raised.
+        """
+        seconds = self._host.config.timeout if seconds is None else seconds
         try:
             self._writer.write(packed((method, argument)))
             what, *result = await asyncio.wait_for(receive_from(self._reader), seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pods_cluster.config import Config, ConfigError
 from pods_cluster.data.errors import RowError
 from pods_cluster.environments import Environment
 from pods_cluster.environments.description import EnvironmentDesk
-from pods_cluster.environments.host import EnvironmentStartError
+from pods_cluster.environments.host import EnvironmentFailed, EnvironmentStartError
 
 ROWS = [{"prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}]
 
@@ -94,3 +95,26 @@ def test_what_cannot_be_used_is_told_with_its_cause(tmp_path: Path) -> None:
         configured(tmp_path, name="Guess")
     with pytest.raises(ConfigError, match=r"environment\.turn_tokens: 4096 is more than generator\.max_tokens: 512"):
         configured(tmp_path, name="file.py:Guess", turn_tokens=4096)
+
+
+def test_a_turn_and_a_prompt_have_the_environments_own_time(tmp_path: Path) -> None:
+    """Not that of its import: one that hangs would hold up `pods check`, and a run's controller, for minutes."""
+
+    class Hangs(Environment):
+        def first_prompt(self, row: Any) -> str:
+            return self.step("")
+
+        def step(self, completion: str) -> str:
+            time.sleep(600)
+            return completion
+
+    desk = EnvironmentDesk(configured(tmp_path, name=Hangs, timeout=0.5))
+    try:
+        with pytest.raises(
+            RowError, match=r"row 3 has no prompt: timeout: first_prompt\(\) gave no answer within 0\.5 s"
+        ):
+            desk.first_prompt({"answer": "4"}, 3)
+        with pytest.raises(EnvironmentFailed, match=r"step\(\) gave no answer within 0\.5 s \(environment\.timeout\)"):
+            desk.play({"answer": "4"}, "5")
+    finally:
+        desk.close()
