@@ -212,7 +212,9 @@ class Broadcaster:
         group, self._group = self._group, None
         if group is None:
             return {}, ""
-        for name in group.names if self._process_of is not None else ():
-            if self._process_of(name) is None:
-                group.lose(name, "is gone")
+        process_of = self._process_of
+        if process_of is not None:
+            for name in group.names:
+                if process_of(name) is None:
+                    group.lose(name, "is gone")
         return await group.close()
