@@ -161,7 +161,8 @@ class Assembler:
                 raise step_overdue(self.config, len(selections), want, waiting, len(self.pool.workers), failures)
         if not self._stopping():
             self._ended_now.clear()
-        return selections
+        # They came as groups ended, and the learner's sums depend on their order.
+        return sorted(selections, key=lambda selection: self.groups.place(selection.group))
 
     async def pass_instructions(self) -> None:
         """Pass the selector's instructions about groups in flight on to the generators, without end.

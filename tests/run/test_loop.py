@@ -191,6 +191,30 @@ def test_a_step_that_is_broken_off_is_the_same_step_when_the_run_goes_on(tmp_pat
     assert resumed.fates | {Fate.CANCELLED: 0} == whole.fates | {Fate.CANCELLED: 0}
 
 
+@pytest.mark.parametrize("no_signal", ["keep", "drop", "replace"])
+def test_a_step_trains_its_groups_in_the_order_of_issue_whichever_ends_first(tmp_path: Path, no_signal: str):
+    loop = Loop(
+        loop_config("run.steps=2", f"selector.no_signal={no_signal}"),
+        tmp_path,
+        lambda group, index: 0.0 if group.row == 1 else float(index % 2),
+    )
+    loop.pool.hold = lambda group: group.row in (0, 6)
+    check = loop.pool.check
+
+    async def finish_then_check() -> list[Failure]:
+        for group in loop.pool.held:
+            loop.pool.finish(group, range(loop.pool.size))
+        loop.pool.held.clear()
+        return await check()
+
+    loop.pool.check = finish_then_check  # type: ignore[method-assign]
+    loop.main()
+    assert [len(step) for step in loop.learners.steps] == [3 if no_signal == "drop" else 4, 4]
+    for step in loop.learners.steps:
+        rows = [selection.group.row for selection in step]
+        assert rows == sorted(rows)
+
+
 def test_a_restored_run_goes_on_where_it_stopped(tmp_path: Path):
     first = Loop(loop_config("run.steps=2"), tmp_path / "a")
     first.main()
