@@ -91,6 +91,9 @@ class RayControls:
         except ConnectionError as error:
             raise NotLive(f"{run}: no Ray cluster at {address} can be reached ({first_line(error)})") from error
         except ValueError:
+            if self._connected is None:
+                here = "the Ray cluster that this process is connected to"
+                raise NotLive(f"{run}: no run of this name is alive on {here}; {address} was not looked at") from None
             raise NotLive(f"{run}: no run of this name is alive on the Ray cluster at {address}") from None
 
     def _find(self, address: str, name: str) -> Any:

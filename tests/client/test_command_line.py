@@ -22,6 +22,8 @@ def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "400")
+    if "ray" in sys.modules:  # a command's own process is not connected to the cluster of other tests
+        monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
     Path("run.yaml").write_text(yaml.safe_dump(BASE))
     done = Path("runs/done")
     done.mkdir(parents=True)
