@@ -26,12 +26,12 @@ LIMIT = 400.0
 COMPARED = ("reward", "loss", "grad_norm", "tokens/trained")
 
 
-def start(nodes: RayNodes, made: Path, name: str, steps: int) -> SubmittedRun:
+def start(nodes: RayNodes, made: Path, name: str, options: argparse.Namespace) -> SubmittedRun:
     config = configuration(made / "model", made / "data/train.jsonl", nodes.folder / "runs", workers=1)
     config["learner"]["prompts_per_step"] = 4
     config["generator"]["rollouts_per_prompt"] = 8
-    config["selector"]["no_signal"] = "keep"
-    config["run"] |= {"name": name, "steps": steps, "export": True}
+    config["selector"]["no_signal"] = options.no_signal
+    config["run"] |= {"name": name, "steps": options.steps, "export": True}
     config["run"]["checkpoint"]["copy_every"] = 2
     return nodes.submit(nodes.network.hosts["outside"], config)
 
@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="folder that the quickstart made (model, data)")
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--no-signal", choices=("keep", "drop", "replace"), default="keep")
     parser.add_argument("--processes", action="store_true", help="no network namespaces, also where they can be made")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -60,9 +61,9 @@ def main() -> None:
                 nodes.join(hosts[name], LEARNS, ranks=2)
             nodes.wait()
             made = options.model.resolve()
-            whole = start(nodes, made, "whole", options.steps)
+            whole = start(nodes, made, "whole", options)
             whole.wait("the end of the unbroken run", lambda: whole.events("finished"), LIMIT)
-            lost = start(nodes, made, "lost", options.steps)
+            lost = start(nodes, made, "lost", options)
             lost.wait_for_steps(options.steps // 2, LIMIT)
             (node,) = set(lost.places()["learner"])
             began, lost_in = time.monotonic(), len(lost.rows()) + 1
