@@ -37,8 +37,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._at = clock()
-        parts = ("steps", "rollout_seconds", "weights", "verifying", "empty", "between")
-        self._seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
+        self._seconds = {each.name: 0.0 for each in fields(ThreadSeconds) if each.name != "count"}
         self._steps = 0
 
     def lap(self, part: str) -> float:

@@ -1,4 +1,4 @@
-"""The `pods` command in a process of its own, as its user types it."""
+"""The `pods` command as its user types it, in a process of its own, or in this one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from pods_cluster.client import cli
 from tests.warm_workers import VARIABLE
 
 
@@ -30,3 +33,17 @@ def on_cluster() -> dict[str, str]:
 def run(*command: str, timeout: float = 300, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     env = {**(env or environment()), "COLUMNS": "160"}
     return subprocess.run(pods(*command), capture_output=True, text=True, timeout=timeout, env=env, check=False)
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Run a command in this process, whose `sys.argv` the caller puts back: its exit code, and all that it says, without line
+    breaks."""
+    capsys.readouterr()
+    sys.argv = ["pods", *words]
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    output = capsys.readouterr()
+    return code, " ".join((output.out + output.err).split())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pods_cluster.client import cli
+from tests.client.command import run_here
 from tests.client.test_wrong_inputs import BASE
 
 Pods = Callable[..., tuple[int, str]]
@@ -20,6 +21,7 @@ Pods = Callable[..., tuple[int, str]]
 def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pods:
     """Runs a command beside `run.yaml` and `runs/done`, a run that has ended; (exit code, what it said without breaks)."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "400")
     if "ray" in sys.modules:  # a command's own process is not connected to the cluster of other tests
@@ -32,18 +34,7 @@ def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (done / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (done / "events.jsonl").write_text(json.dumps({"kind": "finished", "text": "finished", "time": 1.0}) + "\n")
 
-    def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["pods", *words])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        output = capsys.readouterr()
-        return code, " ".join((output.out + output.err).split())
-
-    return run
+    return partial(run_here, capsys)
 
 
 LONG = "x" * 300

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pods_cluster.client import cli
 from pods_cluster.config import load_config
 from pods_cluster.data import DataError
 from pods_cluster.data.model_files import check_models
+from tests.client.command import run_here
 from tests.tiny_run import Made
 
 BASE: dict[str, Any] = {
@@ -50,15 +50,7 @@ def write_rows(rows: Any) -> None:
 def checked(capsys: pytest.CaptureFixture[str], *overrides: str, rewards: bool = False) -> tuple[int, str]:
     """Exit code of `pods check` and all that it says, without line breaks."""
     Path("run.yaml").write_text(yaml.safe_dump(BASE))
-    capsys.readouterr()
-    sys.argv = ["pods", "check", "run.yaml", *([] if rewards else ["--no-rewards"]), *overrides]
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    output = capsys.readouterr()
-    return code, " ".join((output.out + output.err).split())
+    return run_here(capsys, "check", "run.yaml", *([] if rewards else ["--no-rewards"]), *overrides)
 
 
 def test_the_right_run_passes_without_notes_on_its_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

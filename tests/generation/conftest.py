@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from transformers import (
 from pods_cluster.config import Config, build_config
 from pods_cluster.quickstart.character_tokenizer import build_tokenizer
 from pods_cluster.quickstart.tiny_model import ModelSize, build_model
+
+if TYPE_CHECKING:
+    from tests.generation.pool_parts import Reports
 
 VOCABULARY = 40
 EOS = 2
@@ -152,3 +155,15 @@ def make_config(model_folder: str) -> Callable[..., Config]:
         )
 
     return make
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    """The reports to an actor of their own, which ends with them."""
+    import ray  # not at the top: most tests here do without
+
+    from tests.generation.pool_parts import Reports, start_collector
+
+    handle = start_collector()
+    yield Reports(handle)
+    ray.kill(handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -61,13 +61,6 @@ class Reports:
             time.sleep(0.05)
         assert counts == [size] * len(groups)
         return found
-
-
-def collected() -> Iterator[Reports]:
-    """The reports to an actor of their own, which ends with them: the body of a fixture."""
-    handle = start_collector()
-    yield Reports(handle)
-    ray.kill(handle)
 
 
 def prompt(row: int, epoch: int = 0) -> Prompt:

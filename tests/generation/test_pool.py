@@ -32,7 +32,6 @@ from tests.generation.pool_parts import (
     MakeConfig,
     Reports,
     answer_of,
-    collected,
     groups_of,
     ids,
     portions_of,
@@ -43,11 +42,6 @@ from tests.generation.pool_parts import (
 from tests.generation.rewards import first_token_is_digit, length
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture
-def reports() -> Iterator[Reports]:
-    yield from collected()
 
 
 @pytest.fixture(scope="module")

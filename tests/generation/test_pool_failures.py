@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -30,7 +29,6 @@ from tests.generation.pool_parts import (
     MakeConfig,
     Reports,
     answer_of,
-    collected,
     groups_of,
     ids,
     portions_of,
@@ -40,11 +38,6 @@ from tests.generation.pool_parts import (
 )
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture
-def reports() -> Iterator[Reports]:
-    yield from collected()
 
 
 def test_a_killed_worker_is_found_with_its_groups_and_replaced(make_config: MakeConfig, reports: Reports) -> None:

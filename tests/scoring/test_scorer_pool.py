@@ -1,7 +1,6 @@
 """Scores of the scorer pool, with real processes: rewards that hang, die, raise and lie."""
 
 import contextlib
-import textwrap
 import threading
 import time
 from concurrent.futures import as_completed
@@ -16,14 +15,7 @@ from pods_cluster.scoring import (
 )
 from pods_cluster.telemetry.catalog import registry
 from pods_cluster.telemetry.recorder import Recorder
-from tests.scoring.support import USER, request, reward
-
-
-@pytest.fixture
-def user(tmp_path):
-    path = tmp_path / "user.py"
-    path.write_text(textwrap.dedent(USER))
-    return str(path)
+from tests.scoring.support import request, reward
 
 
 def test_scores_are_weighted_sums_with_their_parts():

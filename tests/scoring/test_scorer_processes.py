@@ -24,14 +24,7 @@ from pods_cluster.scoring import (
 )
 from pods_cluster.scoring.scorer_process import ScorerProcess
 from pods_cluster.telemetry.recorder import Recorder
-from tests.scoring.support import USER, request, reward
-
-
-@pytest.fixture
-def user(tmp_path):
-    path = tmp_path / "user.py"
-    path.write_text(textwrap.dedent(USER))
-    return str(path)
+from tests.scoring.support import request, reward
 
 
 def gone(pid: int) -> bool:
