@@ -75,6 +75,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("dashboard/test_live.py",),
     ("scoring/test_gold_of_datasets.py",),
     ("generation/engines/builtin/test_weights.py",),
+    ("telemetry/test_recorder.py",),
     ("telemetry/test_tracker_sinks.py",),
     ("analysis/test_gsm8k.py",),
     ("analysis/test_evidence.py",),
