@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 
 from pods_cluster.config import Config
 from pods_cluster.run.curriculum import Curriculum, pass_rate
@@ -26,7 +27,7 @@ MOST_SKIPPED = 4
 """Epochs in a row in which a prompt may be skipped."""
 STEP = 0.01
 """Step by which an adapting chance moves after each training step; it stays between this and 1."""
-EASY_PART = 1 / 3
+EASY_PART = Fraction(1, 3)
 """Part of the wanted share of groups without signal that easy prompts may have (the paper's 1 : 2)."""
 _ATTEMPT = 2**62
 """In place of an attempt: a random stream that no group has."""
@@ -49,7 +50,9 @@ class PromptHistory:
         rate: Callable[[GroupStats], float] = lambda _: math.nan,
     ) -> None:
         self.revisit, self._seed, self.curriculum = revisit, seed, curriculum
-        self._target, self._rate = target, rate
+        # as it is written, not as the float nearest to it: shares of groups are compared with it exactly
+        self._target = None if target is None else Fraction(str(target))
+        self._rate = rate
         self._chances = dict.fromkeys((True, False), 1.0 if revisit is None else revisit)
         # row -> (groups without signal in a row, epoch of the last one, whether it was easy)
         self._silent: dict[int, tuple[int, int, bool]] = {}
@@ -82,7 +85,7 @@ class PromptHistory:
         """The groups of a step were all seen: with a `target` the chances move one STEP."""
         if self._target is not None and self._groups:
             for easy, part in ((True, EASY_PART), (False, 1 - EASY_PART)):
-                enough = self._without[easy] / self._groups >= part * self._target
+                enough = self._without[easy] >= part * self._target * self._groups
                 moved = self._chances[easy] + (-STEP if enough else STEP)
                 self._chances[easy] = min(1.0, max(STEP, round(moved, 6)))
         self._groups = 0

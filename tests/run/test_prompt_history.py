@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pods_cluster.config import ConfigError
@@ -91,6 +92,8 @@ def a_step(found: PromptHistory, epoch: int, easy: int, hard: int, of: int) -> N
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(24, 30)), max_size=40), st.floats(0.05, 0.9)
 )
+@example([(0, 9, 27)], 0.5)  # two thirds of the target, to the last bit
+@example([(1, 2, 30)], 0.1)
 def test_a_chance_falls_where_its_kind_has_its_part_of_the_target_and_else_rises(
     steps: list[tuple[int, int, int]], target: float
 ) -> None:
@@ -98,8 +101,9 @@ def test_a_chance_falls_where_its_kind_has_its_part_of_the_target_and_else_rises
     for epoch, (easy, hard, of) in enumerate(steps):
         before = found.chances
         a_step(found, epoch, easy, hard, of)
-        for old, new, count, part in zip(before, found.chances, (easy, hard), (1 / 3, 2 / 3), strict=True):
-            assert new == pytest.approx(max(STEP, old - STEP) if count / of >= part * target else min(1.0, old + STEP))
+        for old, new, count, thirds in zip(before, found.chances, (easy, hard), (1, 2), strict=True):
+            enough = Fraction(3 * count, thirds * of) >= Fraction(str(target))
+            assert new == pytest.approx(max(STEP, old - STEP) if enough else min(1.0, old + STEP))
     assert all(STEP <= chance <= 1 for chance in found.chances)
 
 
