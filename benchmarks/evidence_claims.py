@@ -12,7 +12,7 @@ from benchmarks.evidence_sections import GPU_PARTS
 Row = Mapping[str, Any]
 REACH, REACH_OVERLAP = 1.7, 2.5
 """How many times sooner than grpo-ga grpo-pods is wanted to be: the paper's least, and where two pools overlap."""
-OVERLAPPING = ("two",)
+OVERLAPPING = ("two", "math-two")
 """Parts on GPUs whose pools have cards of their own and work at the same time."""
 
 

@@ -26,6 +26,12 @@ GPU_PARTS = {
         "greedy accuracy on all held-out rows before, after each 45 s of training, and after",
         "pods sweep configs/sweeps/math-1gpu.yaml",
     ),
+    "math-two": (
+        "MATH, two cards",
+        "4,500 problems of MATH to train on and 500 held out, engines on one card and the learner on the other, n = 64 and "
+        "m = 16, staleness 2, greedy accuracy on all held-out rows before, at fixed times of training, and after",
+        "pods sweep configs/sweeps/math-2gpu.yaml",
+    ),
     "lora": (
         "GSM8K, one card, adapters",
         "adapters of rank 64 on all linear layers, as in the paper's settings a to d, else as on one card above",
