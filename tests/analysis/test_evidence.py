@@ -71,7 +71,7 @@ def test_the_page_tells_the_speed_up_of_its_result() -> None:
     # a step of GRPO-GA takes 192 parts of time, one of PODS 80, with the same accuracy at each step
     assert "| 2.40 [2.40, 2.40] | 1.00 [1.00, 1.00] |" in row
     assert "the interval holds 1" not in text
-    # n, m, the rules, the prompts, staleness, settling, the clocks' check, the arms on GPUs in five ways, the gradients
+    # n, m, the rules, the prompts, staleness, settling, the clocks' check, the arms on GPUs in six ways, the gradients
     assert text.count("**Not run yet.**") == 14
     assert "docs/images" not in text
 
