@@ -20,6 +20,12 @@ GPU_PARTS = {
         "test rows before, at fixed times of training, and after",
         "pods sweep configs/sweeps/gsm8k-2gpu.yaml",
     ),
+    "gpu-settling": (
+        "GSM8K, one card, groups stopped early",
+        "learner and three engines on one card, n = 64, m = 16 and 8, staleness 2 (4 with waves), greedy accuracy on all 1,319 test "
+        "rows before, after each 28 s of training, and after",
+        "pods sweep configs/sweeps/gsm8k-1gpu-settling.yaml",
+    ),
     "math": (
         "MATH, one card",
         "4,500 problems of MATH to train on and 500 held out, learner and engines on one card, n = 64 and m = 16, staleness 1, "

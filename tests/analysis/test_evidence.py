@@ -72,7 +72,7 @@ def test_the_page_tells_the_speed_up_of_its_result() -> None:
     assert "| 2.40 [2.40, 2.40] | 1.00 [1.00, 1.00] |" in row
     assert "the interval holds 1" not in text
     # n, m, the rules, the prompts, staleness, settling, the clocks' check, the arms on GPUs in six ways, the gradients
-    assert text.count("**Not run yet.**") == 14
+    assert text.count("**Not run yet.**") == 15
     assert "docs/images" not in text
 
 
@@ -106,14 +106,14 @@ def test_of_two_seeds_both_are_shown() -> None:
 
 def test_a_page_of_nothing_says_so() -> None:
     text = evidence_page.page(None)
-    assert text.count("**Not run yet.**") == 15
+    assert text.count("**Not run yet.**") == 16
     assert "%" not in text.replace("99 %", "")
 
 
 def test_a_part_on_gpus_says_what_was_to_be_reached_and_what_its_time_is_made_of() -> None:
     runs = {"machine": {"gpus": ["H200"], "cpu": "CPU"}, "command": "pods sweep", "target": None, "gain": 0.03}
     text = evidence_page.page(result(), {"runs": {"math": runs}, "parts": {"math": result()["parts"]["arms"]}})
-    assert text.count("**Not run yet.**") == 13
+    assert text.count("**Not run yet.**") == 14
     assert "- **Sooner**: to 3 points above the start; the interval over 3 seeds is too narrow." in text
     assert (
         "- **grpo-pods**: a step takes 0.42 of grpo-ga's time (the whole 12.80 s beside 30.72, update 2.56 s beside 20.48, "
