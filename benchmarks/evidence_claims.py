@@ -60,6 +60,7 @@ CLAIMS = (
 def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None) -> Iterator[str]:
     """The table that says where grpo-pods was as much sooner than grpo-ga as was wanted; nothing where no arms were run."""
     rows: list[tuple[str, str, int, float, Row | None]] = []
+    ends: dict[int, float] = {}  # of rows: the end of the baseline's curve, in minutes of training
     if result is not None and "arms" in result["parts"]:
         part = result["parts"]["arms"]
         goal = _share_or(part.get("target"), result.get("target"))
@@ -84,6 +85,7 @@ def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None)
             goal = (
                 f"{runs['target']:.0%}" if runs["gain"] is None else f"{100 * runs['gain']:.0f} points above the start"
             )
+            ends[len(rows)] = max(x for curve in part["curves"] if _is_baseline(curve, part) for x in curve["x"])
             rows.append((f"{title}, H200", f"{goal}, named before", len(both), wanted, _of_pods(part["rows"])))
     if not rows:
         return
@@ -96,8 +98,9 @@ def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None)
     yield ""
     yield "| where | to | pairs of seeds | times sooner, 95 % interval | wanted | holds |"
     yield "|---|---|---|---|---|---|"
-    for where, goal, pairs, wanted, row in rows:
-        yield f"| {where} | {goal} | {pairs} | {_times(row)} | {wanted:g} | {_holds(row, wanted)} |"
+    for place, (where, goal, pairs, wanted, row) in enumerate(rows):
+        told = _times(row, ends.get(place))
+        yield f"| {where} | {goal} | {pairs} | {told} | {wanted:g} | {_holds(row, wanted)} |"
     yield ""
 
 
@@ -202,10 +205,17 @@ def _share_or(target: float | None, named: float | None) -> str:
     return "99 % of grpo-ga's best" + ("" if target is None else f" ({target:.1%})")
 
 
-def _times(row: Row | None) -> str:
+def _is_baseline(curve: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    return curve["label"] == part["baseline"] and curve["axis"] == "training-minutes"
+
+
+def _times(row: Row | None, end: float | None = None) -> str:
+    """How many times sooner; where the baseline never got there, its end (in minutes of training) bounds that from below."""
     if row is None or row["speed_up"] is None:
-        reached = row is not None and row["reaches_at"] is not None
-        return "the baseline never reached it" if reached else "never reached"
+        if row is None or row["reaches_at"] is None:
+            return "never reached"
+        never = "the baseline never reached it"
+        return f"more than {end / row['reaches_at']:.2f}: {never}" if end and row["reaches_at"] > 0 else never
     low, high = row["speed_up_low"], row["speed_up_high"]
     band = "" if low is None else f" [{low:.2f}, {'∞' if high is None else f'{high:.2f}'}]"
     return f"{row['speed_up']:.2f}{band}"

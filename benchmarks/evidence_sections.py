@@ -22,8 +22,8 @@ GPU_PARTS = {
     ),
     "gpu-settling": (
         "GSM8K, one card, groups stopped early",
-        "learner and three engines on one card, n = 64, m = 16 and 8, staleness 2 (4 with waves), greedy accuracy on all 1,319 test "
-        "rows before, after each 28 s of training, and after",
+        "learner and three engines on one card, n = 64, m = 16 and 8, staleness 2 (4 with waves), greedy accuracy on all 1,319 "
+        "test rows before, after each 28 s of training, and after",
         "pods sweep configs/sweeps/gsm8k-1gpu-settling.yaml",
     ),
     "math": (

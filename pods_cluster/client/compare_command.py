@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -229,7 +230,7 @@ def _speed_ups(found: Comparison, value: Any) -> list[Table]:
                 axis,
                 _reached(ratio.baseline_at),
                 _reached(ratio.arm_at),
-                MISSING if ratio.value is None else f"{ratio.value:.2f}",
+                _sooner(ratio),
                 _interval(ratio),
             )
     return [table]
@@ -239,8 +240,17 @@ def _reached(at: float | None) -> str:
     return "never" if at is None else compact(at)
 
 
+def _sooner(ratio: Ratio) -> str:
+    """The ratio, or what bounds it where only one of the two reached the target."""
+    if ratio.value is not None:
+        return f"{ratio.value:.2f}"
+    if ratio.at_least is not None:
+        return f"> {ratio.at_least:.2f}"
+    return MISSING if ratio.at_most is None else f"< {ratio.at_most:.2f}"
+
+
 def _interval(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
+    if ratio.low is None or ratio.high is None or math.isinf(ratio.low):
         return MISSING
     return f"{ratio.low:.2f}–{f'{ratio.high:.2f}' if ratio.high < 1e6 else '∞'}"
 

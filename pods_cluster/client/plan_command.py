@@ -45,7 +45,11 @@ def plan(
         typer.Option(help="GB of a card that both pools share: plan the engines' caches beside the learner."),
     ] = None,
     learner_gb: Annotated[
-        float | None, typer.Option(help="GB that a learner rank takes at its peak; by default as measured.")
+        float | None,
+        typer.Option(
+            help="GB that a learner rank takes at its peak; by default as measured. With --card-gb and without rates the memory "
+            "alone is planned, and no pool is started."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Steps of the calibration.")] = 4,
     groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step of the calibration.")] = None,
@@ -55,9 +59,10 @@ def plan(
 
     It shows the seconds of each stage, the idle share of each pool, and with --card-gb the memory of a card that both share.
     The rates are given as options, taken from a run's folder with --run, or else measured: the run's own pools are started
-    for a few steps.
+    for a few steps. --card-gb with --learner-gb alone needs no GPU.
     """
     from pods_cluster.client.calibrate import calibrate, steps_of_run
+    from pods_cluster.run.cluster import ClusterError
 
     loaded = load_config(config, overrides or [])
     console = Console(stderr=as_json)
@@ -65,7 +70,11 @@ def plan(
              "--length": length}  # fmt: skip
     missing = [name for name, value in given.items() if value is None]
     measured: list[StepMeasurement] = []
+    memory_alone = card_gb is not None and learner_gb is not None and run is None and len(missing) == len(given)
     try:
+        if memory_alone and card_gb is not None:
+            _show_memory(loaded, _memory(loaded, card_gb, learner_gb, []), as_json)
+            return
         if not missing:
             assert generate_rate is not None
             assert update_rate is not None
@@ -81,7 +90,13 @@ def plan(
             rates = measured_rates(measured)
         else:
             with console.status(f"measuring: {steps} steps on the run's own pools"):
-                measured = calibrate(loaded, steps=steps, groups=groups)
+                try:
+                    measured = calibrate(loaded, steps=steps, groups=groups)
+                except ClusterError as error:
+                    raise ClusterError(
+                        f"{error}; or measure nothing here: give {', '.join(given)}, or --run of a run elsewhere, or "
+                        f"--card-gb and --learner-gb for the memory alone"
+                    ) from None
             rates = measured_rates(measured)
         shape = StepShape.of(loaded)
         now = forecast(rates, shape)
@@ -133,27 +148,43 @@ def _in_flight(config: Config) -> str:
     return text
 
 
+def _show_memory(config: Config, memory: CardMemory, as_json: bool) -> None:
+    """Print the memory plan alone, where no rates are known."""
+    if as_json:
+        print(json.dumps({"in_flight": _in_flight_values(config), "memory": _memory_values(memory)}))
+        return
+    console = Console()
+    console.print(Text(_in_flight(config)))
+    console.print(Text(memory.describe()))
+
+
+def _in_flight_values(config: Config) -> dict[str, Any]:
+    generator = config.generator
+    return {
+        "fills_engines": generator.places_per_worker(generator.workers) * generator.workers,
+        "out_at_most": (config.staleness + 1) * config.rollouts_per_step,
+    }
+
+
+def _memory_values(memory: CardMemory) -> dict[str, Any]:
+    return {
+        "learner_bytes": memory.learner,
+        "engines": memory.engines,
+        "weights_bytes": memory.weights,
+        "cache_bytes": memory.cache,
+        "left_bytes": memory.left,
+        "fits": memory.fits,
+        "kv_cache_gb": memory.cache_gib,
+        "sequences_that_fit": memory.sequences_that_fit,
+    }
+
+
 def _values(
     config: Config, rates: Rates, now: StepForecast, found: list[StepForecast], memory: CardMemory | None
 ) -> dict[str, Any]:
-    generator = config.generator
     return {
-        "in_flight": {
-            "fills_engines": generator.places_per_worker(generator.workers) * generator.workers,
-            "out_at_most": (config.staleness + 1) * config.rollouts_per_step,
-        },
-        "memory": None
-        if memory is None
-        else {
-            "learner_bytes": memory.learner,
-            "engines": memory.engines,
-            "weights_bytes": memory.weights,
-            "cache_bytes": memory.cache,
-            "left_bytes": memory.left,
-            "fits": memory.fits,
-            "kv_cache_gb": memory.cache_gib,
-            "sequences_that_fit": memory.sequences_that_fit,
-        },
+        "in_flight": _in_flight_values(config),
+        "memory": None if memory is None else _memory_values(memory),
         "rates": {
             name: getattr(rates, name)
             for name in ("generate", "update", "sync_seconds", "length", "kept_length", "drain")

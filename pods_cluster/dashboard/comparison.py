@@ -106,6 +106,8 @@ def arms_of(
                 value=row["speed_up"],
                 low=row["speed_up_low"],
                 high=row["speed_up_high"],
+                at_least=row["speed_up_at_least"],
+                at_most=row["speed_up_at_most"],
                 seeds=row["paired_seeds"],
             )
             for row in rows

@@ -53,7 +53,8 @@ class ArmCurve(BaseModel):
 
 class SpeedUp(BaseModel):
     """How much sooner an arm reaches the target than the baseline, on one axis. Both ends of the interval are null with one
-    pair of seeds; `high` alone is null where it has no bound, and `value` where one of the two never gets there.
+    pair of seeds; `high` alone is null where it has no bound, and `value` where one of the two never gets there. Then the
+    other's end bounds it: `at_least` where the baseline never does, `at_most` where the arm never does.
     """
 
     arm: str
@@ -64,6 +65,8 @@ class SpeedUp(BaseModel):
     value: Number
     low: Number
     high: Number
+    at_least: Number
+    at_most: Number
     seeds: int
 
 

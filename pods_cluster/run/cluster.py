@@ -101,7 +101,7 @@ def connect(config: Config, *, quiet: bool = True, runs: int = 1) -> dict[str, A
         there = resources.get(kind, 0.0)
         if needed > there + 1e-6:
             raise ClusterError(
-                f"the pools need {needed:g} {unit}, the cluster has {there:g} "
+                f"the pools need {needed:g} {unit if needed != 1 else unit[:-1]}, the cluster has {there:g} "
                 f"({counted(config.generator.workers, 'generator')}, {counted(config.learner.workers, 'learner rank')}); "
                 f"lower generator.workers or learner.workers, or join more nodes to the cluster"
             )

@@ -84,6 +84,8 @@ class Comparison:
                         "speed_up": ratio.value,
                         "speed_up_low": ratio.low,
                         "speed_up_high": ratio.high,
+                        "speed_up_at_least": ratio.at_least,
+                        "speed_up_at_most": ratio.at_most,
                         "paired_seeds": ratio.seeds if ratio.paired else 0,
                         "difference": gap.value if gap else None,
                         "difference_low": gap.low if gap else None,

@@ -47,6 +47,8 @@ class Ratio:
     `low` and `high` are the ends of the 95 % interval, None with fewer than two seeds; `low` 0 says that the arm may never
     reach it, `high` infinite that the baseline may never. `by_seed` are the ratios of single seeds (of paired arms), NaN
     where one of the two did not reach the target. `missed` is the share of resamples in which (baseline, arm) did not.
+    Where one alone reached it, the other's end bounds the ratio: `at_least` where the baseline did not, `at_most` where the
+    arm did not.
     """
 
     target: float
@@ -59,6 +61,8 @@ class Ratio:
     paired: bool
     by_seed: dict[int, float] = field(default_factory=dict)
     missed: tuple[float, float] = (0.0, 0.0)
+    at_least: float | None = None
+    at_most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,8 @@ def speed_up(
         paired=paired,
         by_seed=by_seed,
         missed=missed,
+        at_least=float(grid_b[-1] / at_a) if math.isinf(at_b) and 0 < at_a < math.inf else None,
+        at_most=float(at_b / grid_a[-1]) if math.isinf(at_a) and math.isfinite(at_b) and grid_a[-1] > 0 else None,
     )
 
 

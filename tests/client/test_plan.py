@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from pods_cluster.client.calibrate import calibration_config
 from pods_cluster.client.cli import app
+from pods_cluster.run.cluster import ClusterError
 from tests.run.parts import YAML, loop_config
 
 
@@ -78,6 +79,11 @@ def test_the_command_plans_the_memory_of_a_shared_card(tmp_path: Path) -> None:
     assert memory["left_bytes"] == 80e9 - 35e9 - memory["cache_bytes"] - memory["weights_bytes"]
     shown = CliRunner().invoke(app, [*command, "--learner-gb", "35"])
     assert "the learner's peak 35.0 GB" in shown.output.replace("\n", " ")
+    alone = ["plan", str(path), *shared, "--card-gb", "80", "--learner-gb", "35"]
+    result = CliRunner().invoke(app, [*alone, "--json"])
+    assert json.loads(result.stdout) == {"in_flight": {"fills_engines": 288, "out_at_most": 64}, "memory": memory}
+    shown = CliRunner().invoke(app, alone)
+    assert "the learner's peak 35.0 GB" in shown.output.replace("\n", " ")
     for options, told in (
         ([], "--learner-gb: left out"),
         (["--learner-gb", "0"], "--learner-gb: 0 must be"),
@@ -86,3 +92,19 @@ def test_the_command_plans_the_memory_of_a_shared_card(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, [*command, *options])
         assert refused.exit_code != 0
         assert told in f"{refused.output} {refused.exception}"
+
+
+def test_a_cluster_that_is_too_small_names_the_ways_that_need_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_small(*_: object, **__: object) -> None:
+        raise ClusterError("the pools need 1 GPU, the cluster has 0")
+
+    monkeypatch.setattr("pods_cluster.client.calibrate.calibrate", too_small)
+    path = tmp_path / "run.yaml"
+    path.write_text(YAML)
+    refused = CliRunner().invoke(app, ["plan", str(path)])
+    assert refused.exit_code != 0
+    told = str(refused.exception)
+    assert "the pools need 1 GPU, the cluster has 0; or measure nothing here: give --generate-rate" in told
+    assert "--run of a run elsewhere, or --card-gb and --learner-gb" in told

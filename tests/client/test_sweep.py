@@ -108,13 +108,14 @@ def test_auto_counts_what_the_cluster_holds(loaded: Sweep) -> None:
     assert not runner._fits(jobs[2].run.config)  # 3 x 2 CPUs
 
 
-def recorded(loaded: Sweep) -> Path:
-    """Run folders of the sweep with made-up curves: GRPO-GA takes 60 s a step, the others 30."""
+def recorded(loaded: Sweep, rise: float = 0.2) -> Path:
+    """Run folders of the sweep with made-up curves: GRPO-GA takes 60 s a step and gains `rise` in it, the others 30 s and 0.2."""
     for one in loaded.runs:
         seconds = 60.0 if one.arm == "grpo-ga" else 30.0
         with Recorder.for_run(begun(one.config)) as recorder:
             for step in range(4):
-                values = {"eval/greedy_accuracy": 0.2 * step + 0.01 * one.seed, "eval/rows": 100.0}
+                gain = rise if one.arm == "grpo-ga" else 0.2
+                values = {"eval/greedy_accuracy": gain * step + 0.01 * one.seed, "eval/rows": 100.0}
                 recorder.step(step, values | ({"timing_s/step": seconds, "reward": 0.5} if step else {}))
     return write_sweep_file(loaded).parent
 
@@ -131,6 +132,28 @@ def test_a_sweeps_folder_is_compared_as_its_file_says(loaded: Sweep) -> None:
     assert ratio["value"] == pytest.approx(2.0)
     assert ratio["target"] == pytest.approx(0.99 * 0.605)
     assert arm["axes"]["steps"]["ratio"]["value"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "never", "told"),
+    [("grpo-ga", "grpo-ga", "> 2.42"), ("grpo-pods", "grpo-ga", "< 0.41")],
+    ids=["the baseline", "an arm"],
+)
+def test_what_one_alone_reaches_bounds_the_speed_up(loaded: Sweep, baseline: str, never: str, told: str) -> None:
+    """GRPO-GA ends after 3 minutes at 0.305; the others reach 0.5 after 2.475 steps of half a minute."""
+    command = ["compare", str(recorded(loaded, rise=0.1)), "--target", "0.5", "--baseline", baseline]
+    shown = CliRunner().invoke(app, command, env={"COLUMNS": "250"}).output
+    other = "grpo-pods" if never == baseline else never
+    (line,) = (line for line in shown.splitlines() if f" {other} " in line and "training-minutes" in line)
+    assert told in line
+    assert "inf" not in shown
+    row = next(
+        row
+        for row in csv.DictReader(io.StringIO(CliRunner().invoke(app, [*command, "--csv"]).stdout))
+        if (row["arm"], row["axis"]) == (other, "training-minutes")
+    )
+    bound = row["speed_up_at_least"] if never == baseline else row["speed_up_at_most"]
+    assert float(bound) == pytest.approx(3 / 1.2375 if never == baseline else 1.2375 / 3)
 
 
 def test_tables_lines_and_figures(loaded: Sweep, tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ def test_an_arm_that_never_gets_there_is_not_left_out() -> None:
     other = speed_up(poor, baseline, Target(0.8))
     assert (other.baseline_at, other.value) == (None, None)
     assert other.low == math.inf
+    assert (found.at_least, found.at_most) == (None, pytest.approx(found.baseline_at / 100))
+    assert (other.at_least, other.at_most) == (pytest.approx(100 / other.arm_at), None)
     neither = speed_up(poor, poor, Target(0.8))
+    assert (neither.at_least, neither.at_most) == (None, None)
     assert (neither.low, neither.high, neither.missed) == (None, None, (1.0, 1.0))
     assert all(map(math.isnan, neither.by_seed.values()))
 

@@ -98,7 +98,13 @@ export class ArmsCard {
 
 function sooner(found) {
   if (!found) return h("td", { class: "faint" }, "–");
-  if (found.value === null) return h("td", { class: "faint" }, found.arm_at === null ? "never reached" : found.baseline_at === null ? "baseline never" : "–");
+  if (found.value === null) return missed(found);
   const interval = found.low === null ? "" : ` [${number(found.low)}, ${found.high === null ? "∞" : number(found.high)}]`;
   return h("td", { title: `at ${number(found.arm_at)}, the baseline at ${number(found.baseline_at)}` }, number(found.value), h("span", { class: "faint" }, interval));
+}
+
+function missed(found) {
+  if (found.at_least !== null) return h("td", { title: `at ${number(found.arm_at)}; the baseline never reached it` }, `> ${number(found.at_least)}`);
+  if (found.at_most !== null) return h("td", { title: `the baseline at ${number(found.baseline_at)}; the arm never reached it` }, `< ${number(found.at_most)}`);
+  return h("td", { class: "faint" }, found.arm_at === null ? "never reached" : "–");
 }
