@@ -13,7 +13,7 @@ from pods_cluster.telemetry.sinks import JsonlSink, Sink
 
 logger = logging.getLogger(__name__)
 GIVE_UP_AFTER = 20
-"""Failures in a row after which a sink is left alone."""
+"""Failures in a row of one kind of call after which a sink is left alone."""
 QUEUED_ITEMS = 10_000
 """Items that may wait for slow sinks; more are given up and counted."""
 RETRY_SECONDS = 2.0
@@ -31,7 +31,8 @@ class SinkQueue:
         self.closed = False
         self._tell = tell
         self._failures: dict[str, int] = {}
-        self._in_a_row: dict[str, int] = {}
+        # by kind of call: a sink that takes events, or has nothing to retry, may fail in all steps all the same
+        self._in_a_row: dict[tuple[str, str], int] = {}
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=QUEUED_ITEMS)
         self._thread = threading.Thread(target=self._drain, name="telemetry", daemon=True)
         self._thread.start()
@@ -101,7 +102,7 @@ class SinkQueue:
             getattr(sink, call)(*args)
         except Exception as error:  # whatever a sink does, training goes on
             self._failures[sink.name] = self._failures.get(sink.name, 0) + 1
-            in_a_row = self._in_a_row[sink.name] = self._in_a_row.get(sink.name, 0) + 1
+            in_a_row = self._in_a_row[sink.name, call] = self._in_a_row.get((sink.name, call), 0) + 1
             cause = f"{type(error).__name__}: {error}"
             self._tell(f"sink:{sink.name}", f"the {sink.name} sink failed ({cause}); training goes on")
             if in_a_row == GIVE_UP_AFTER and sink in self.sinks:
@@ -109,4 +110,4 @@ class SinkQueue:
                 text = f"the {sink.name} sink failed {GIVE_UP_AFTER} times in a row and is left alone"
                 self._tell(f"gave up:{sink.name}", text)
         else:
-            self._in_a_row[sink.name] = 0
+            self._in_a_row[sink.name, call] = 0

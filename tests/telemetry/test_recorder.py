@@ -223,12 +223,15 @@ def test_samples_show_what_was_kept_and_why(folder: RunFolder) -> None:
     assert len(line["rollouts"][0]["text"]) < 21_000
 
 
-def test_a_failing_sink_is_told_once_and_left_alone_in_the_end() -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["steps at once", "each after the one before was written"])
+def test_a_failing_sink_is_told_once_and_left_alone_in_the_end(apart: bool) -> None:
+    """What such a sink takes in between, events and retries, does not make its failures less."""
     bad, good = ListSink(error=RuntimeError("no network")), ListSink()
     bad.name = "bad"
     with Recorder([bad, good], strict=True) as recorder:
         for step in range(1, GIVE_UP_AFTER + 6):
             recorder.step(step, {"reward": 0.5})
+            assert not apart or recorder.flush()
         assert recorder.flush()
         last = recorder.step(99, {"reward": 0.5})
         texts = [record["text"] for what, record in recorder.poll().items if what == "event"]
