@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from pods_cluster.telemetry.health_window import Window
 
+RECOMPUTED = 0.25
+"""Tokens that engines compute anew under new weights, as a share of those that they sample, from which that is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -30,7 +33,9 @@ def pace_of(window: Window) -> Pace | None:
         share, balanced = min(max(waited, 0.0) / step, 1.0), window.mean("balance/generators")
         enough = f"; about {math.ceil(balanced)} would keep up with it" if math.isfinite(balanced) else ""
         return Pace(
-            f"the generators set the pace: the learner waits {share:.0%} of a step", f"add generators{enough}", share
+            f"the generators set the pace: the learner waits {share:.0%} of a step",
+            f"add generators{enough}{_computed_anew(window)}",
+            share,
         )
     if update > 1.15 * generate:
         n = window.mean("balance/rollouts_per_prompt")
@@ -41,3 +46,14 @@ def pace_of(window: Window) -> Pace | None:
             1 - generate / update,
         )
     return Pace("both pools are busy")
+
+
+def _computed_anew(window: Window) -> str:
+    """The part of the advice on tokens in flight that new weights had the engines compute anew; empty where they are few."""
+    share = window.mean("tokens/recomputed") / max(window.mean("tokens/sampled"), 1.0)
+    if not share > RECOMPUTED:  # NaN where it is not measured
+        return ""
+    return (
+        f", or keep the cache over new weights (weights.keep_cache: true): beside the tokens that they sample, engines "
+        f"compute {share:.0%} as many anew"
+    )

@@ -218,6 +218,17 @@ def test_an_error_is_the_line_before_a_warning() -> None:
         ),
         (
             {
+                "balance/generate_seconds": 3.0,
+                "balance/update_seconds": 1.0,
+                "timing_s/wait": 2.0,
+                "tokens/sampled": 290_000.0,
+                "tokens/recomputed": 220_000.0,
+            },
+            "the generators set the pace: the learner waits 50% of a step; add generators, or keep the cache over new weights "
+            "(weights.keep_cache: true): beside the tokens that they sample, engines compute 76% as many anew",
+        ),
+        (
+            {
                 "balance/generate_seconds": 1.0,
                 "balance/update_seconds": 2.0,
                 "timing_s/wait": 0.0,
