@@ -70,9 +70,8 @@ def plan(
              "--length": length}  # fmt: skip
     missing = [name for name, value in given.items() if value is None]
     measured: list[StepMeasurement] = []
-    memory_alone = card_gb is not None and learner_gb is not None and run is None and len(missing) == len(given)
     try:
-        if memory_alone and card_gb is not None:
+        if card_gb is not None and learner_gb is not None and run is None and len(missing) == len(given):
             _show_memory(loaded, _memory(loaded, card_gb, learner_gb, []), as_json)
             return
         if not missing:
