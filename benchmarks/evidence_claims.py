@@ -59,8 +59,9 @@ CLAIMS = (
 
 def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None) -> Iterator[str]:
     """The table that says where grpo-pods was as much sooner than grpo-ga as was wanted; nothing where no arms were run."""
-    rows: list[tuple[str, str, int, float, Row | None]] = []
-    ends: dict[int, float] = {}  # of rows: the end of the baseline's curve, in minutes of training
+    rows: list[
+        tuple[str, str, int, float, Row | None, float | None]
+    ] = []  # last: the baseline's end, minutes of training
     if result is not None and "arms" in result["parts"]:
         part = result["parts"]["arms"]
         goal = _share_or(part.get("target"), result.get("target"))
@@ -69,14 +70,14 @@ def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None)
         took = (
             f" (an update of all 64 took {update['grpo-ga']:.2f} s, of 8 {update['grpo-pods']:.2f} s)" if update else ""
         )
-        rows.append((f"the hard task, its runs' own seconds{took}", goal, pairs, REACH, _of_pods(part["rows"])))
+        rows.append((f"the hard task, its runs' own seconds{took}", goal, pairs, REACH, _of_pods(part["rows"]), None))
         if quick := (result.get("quick") or {}).get("arms"):
             all_, few = quick["update"]
             where = f"the hard task, own seconds of `--quick`, made later (of all 64 {all_:.2f} s, of 8 {few:.2f} s)"
-            rows.append((where, "99 % of grpo-ga's best", quick["pairs"], REACH, quick))
+            rows.append((where, "99 % of grpo-ga's best", quick["pairs"], REACH, quick, None))
         for clock, told in part["clocks"].items():
             wanted = REACH_OVERLAP if clock.endswith("-overlap") else REACH
-            rows.append((f"the hard task, told by `{clock}`", goal, pairs, wanted, _of_pods(told)))
+            rows.append((f"the hard task, told by `{clock}`", goal, pairs, wanted, _of_pods(told), None))
     for name, (title, *_) in GPU_PARTS.items():
         if gpu is not None and name in gpu["parts"]:
             part, runs = gpu["parts"][name], gpu["runs"][name]
@@ -85,8 +86,8 @@ def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None)
             goal = (
                 f"{runs['target']:.0%}" if runs["gain"] is None else f"{100 * runs['gain']:.0f} points above the start"
             )
-            ends[len(rows)] = max(x for curve in part["curves"] if _is_baseline(curve, part) for x in curve["x"])
-            rows.append((f"{title}, H200", f"{goal}, named before", len(both), wanted, _of_pods(part["rows"])))
+            end = max(x for curve in part["curves"] if _is_baseline(curve, part) for x in curve["x"])
+            rows.append((f"{title}, H200", f"{goal}, named before", len(both), wanted, _of_pods(part["rows"]), end))
     if not rows:
         return
     yield "## Is PODS sooner?"
@@ -98,9 +99,8 @@ def reach_lines(result: Mapping[str, Any] | None, gpu: Mapping[str, Any] | None)
     yield ""
     yield "| where | to | pairs of seeds | times sooner, 95 % interval | wanted | holds |"
     yield "|---|---|---|---|---|---|"
-    for place, (where, goal, pairs, wanted, row) in enumerate(rows):
-        told = _times(row, ends.get(place))
-        yield f"| {where} | {goal} | {pairs} | {told} | {wanted:g} | {_holds(row, wanted)} |"
+    for where, goal, pairs, wanted, row, end in rows:
+        yield f"| {where} | {goal} | {pairs} | {_times(row, end)} | {wanted:g} | {_holds(row, wanted)} |"
     yield ""
 
 

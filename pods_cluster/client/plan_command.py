@@ -89,13 +89,7 @@ def plan(
             rates = measured_rates(measured)
         else:
             with console.status(f"measuring: {steps} steps on the run's own pools"):
-                try:
-                    measured = calibrate(loaded, steps=steps, groups=groups)
-                except ClusterError as error:
-                    raise ClusterError(
-                        f"{error}; or measure nothing here: give {', '.join(given)}, or --run of a run elsewhere, or "
-                        f"--card-gb and --learner-gb for the memory alone"
-                    ) from None
+                measured = calibrate(loaded, steps=steps, groups=groups)
             rates = measured_rates(measured)
         shape = StepShape.of(loaded)
         now = forecast(rates, shape)
@@ -103,6 +97,11 @@ def plan(
         memory = None if card_gb is None else _memory(loaded, card_gb, learner_gb, measured)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}; or measure nothing here: give {', '.join(given)}, or --run of a run elsewhere, or --card-gb and "
+            f"--learner-gb for the memory alone"
+        ) from None
     if as_json:
         print(json.dumps(_values(loaded, rates, now, found, memory)))
         return

@@ -135,15 +135,19 @@ def test_a_sweeps_folder_is_compared_as_its_file_says(loaded: Sweep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("baseline", "never", "told"),
-    [("grpo-ga", "grpo-ga", "> 2.42"), ("grpo-pods", "grpo-ga", "< 0.41")],
-    ids=["the baseline", "an arm"],
+    ("baseline", "other", "told", "column", "bound"),
+    [
+        ("grpo-ga", "grpo-pods", "> 2.42", "speed_up_at_least", 3 / 1.2375),
+        ("grpo-pods", "grpo-ga", "< 0.41", "speed_up_at_most", 1.2375 / 3),
+    ],
+    ids=["the baseline never", "the arm never"],
 )
-def test_what_one_alone_reaches_bounds_the_speed_up(loaded: Sweep, baseline: str, never: str, told: str) -> None:
+def test_what_one_alone_reaches_bounds_the_speed_up(
+    loaded: Sweep, baseline: str, other: str, told: str, column: str, bound: float
+) -> None:
     """GRPO-GA ends after 3 minutes at 0.305; the others reach 0.5 after 2.475 steps of half a minute."""
     command = ["compare", str(recorded(loaded, rise=0.1)), "--target", "0.5", "--baseline", baseline]
     shown = CliRunner().invoke(app, command, env={"COLUMNS": "250"}).output
-    other = "grpo-pods" if never == baseline else never
     (line,) = (line for line in shown.splitlines() if f" {other} " in line and "training-minutes" in line)
     assert told in line
     assert "inf" not in shown
@@ -152,8 +156,7 @@ def test_what_one_alone_reaches_bounds_the_speed_up(loaded: Sweep, baseline: str
         for row in csv.DictReader(io.StringIO(CliRunner().invoke(app, [*command, "--csv"]).stdout))
         if (row["arm"], row["axis"]) == (other, "training-minutes")
     )
-    bound = row["speed_up_at_least"] if never == baseline else row["speed_up_at_most"]
-    assert float(bound) == pytest.approx(3 / 1.2375 if never == baseline else 1.2375 / 3)
+    assert float(row[column]) == pytest.approx(bound)
 
 
 def test_tables_lines_and_figures(loaded: Sweep, tmp_path: Path) -> None:
