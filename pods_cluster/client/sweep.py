@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pods_cluster.client.lanes import Lane
 from pods_cluster.client.paths import absolute, run_folder
 from pods_cluster.client.refusals import check_names, why_finished
 from pods_cluster.client.run_state import RunState, read_run_state
@@ -45,6 +46,7 @@ class Job:
     process: subprocess.Popen[bytes] | None = None
     seen: RunState | None = None
     accuracy: float | None = None
+    lane: Lane | None = None
 
     def look(self) -> None:
         """Read from the run's folder how far it is."""
@@ -126,10 +128,17 @@ class Runner:
     """Starts the jobs that fit, watches them, and ends them when it is told to."""
 
     def __init__(
-        self, jobs: list[Job], at_once: int, room: Mapping[str, float], environment: Mapping[str, str]
+        self,
+        jobs: list[Job],
+        at_once: int,
+        room: Mapping[str, float],
+        environment: Mapping[str, str],
+        lanes: Sequence[Lane] = (),
     ) -> None:
-        """`room`: CPUs and GPUs of the cluster, by Ray's names; jobs beyond `at_once` or that room wait."""
+        """`room`: CPUs and GPUs of the cluster, by Ray's names; jobs beyond `at_once` or that room wait. `lanes`: each run
+        has one of these to itself, and no room is looked at."""
         self.jobs, self.at_once, self.room = jobs, at_once, dict(room)
+        self.lanes = tuple(lanes)
         self._environment = {**os.environ, **environment}
         self._stopping_since: float | None = None
         self._signals = 0
@@ -182,7 +191,13 @@ class Runner:
             job.process.wait(KILL_SECONDS)
             job.state, job.why = "failed", "it was killed: it did not end when it was told to"
 
+    def _free_lane(self) -> Lane | None:
+        taken = [job.lane for job in self.running]
+        return next((lane for lane in self.lanes if lane not in taken), None)
+
     def _fits(self, config: Config) -> bool:
+        if self.lanes:
+            return self._free_lane() is not None
         from pods_cluster.run.cluster import Demand
 
         taken = [Demand.of(job.run.config, self.room.get("GPU", 0.0)) for job in self.running]
@@ -201,11 +216,21 @@ class Runner:
             path.parent.mkdir(parents=True, exist_ok=True)
         config_file.write_text(dump_config(job.run.config), encoding="utf-8")
         resume = ["--resume"] if job.folder.config.is_file() else []
-        command = [sys.executable, "-m", "pods_cluster.client.sweep_run", str(os.getpid()), str(config_file), *resume]
+        lane = job.lane = self._free_lane()
+        cores = ",".join(map(str, lane.cores)) if lane else ""
+        command = [
+            sys.executable,
+            "-m",
+            "pods_cluster.client.sweep_run",
+            str(os.getpid()),
+            cores or "-",
+            str(config_file),
+        ]
+        environment = self._environment | (lane.environment() if lane else {})
         with log.open("ab") as output:
             # a session of its own: the terminal's Ctrl-C comes to the sweep alone, which passes it on
             job.process = subprocess.Popen(
-                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=self._environment,
+                [*command, *resume], stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment,
                 start_new_session=True,
             )  # fmt: skip
         job.state = "running"

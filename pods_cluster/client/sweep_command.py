@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +16,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from pods_cluster.client.completion import override_names
-from pods_cluster.client.sweep import LOOK_SECONDS, Job, Runner, prepare, runs_at_once, write_sweep_file
+from pods_cluster.client.lanes import isolated, lanes_of
+from pods_cluster.client.sweep import (
+    LOOK_SECONDS,
+    Job,
+    Runner,
+    prepare,
+    runs_at_once,
+    write_sweep_file,
+)
 from pods_cluster.client.sweep import log_of as log_of_run
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.config.sweep import Sweep, load_sweep
@@ -41,6 +51,10 @@ def sweep(
     ] = None,
     arms: Annotated[str | None, typer.Option(help="Run only these arms, separated by commas.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run only the first of the file's seeds, so many.")] = None,
+    isolate: Annotated[
+        bool | None,
+        typer.Option(help="Whether each run has cards and cores of this machine to itself; by default as in the file."),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines in place of the live table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, show them, and start none.")] = False,
 ) -> None:
@@ -57,6 +71,10 @@ def sweep(
             raise ConfigError(f"--parallel: {parallel!r} is no number of runs; give 1 or more, or auto")
         asked = "auto" if parallel == "auto" else int(parallel)
         loaded = Sweep(loaded.config.model_copy(update={"parallel": asked}), loaded.runs)
+    if isolate is not None:
+        loaded = Sweep(loaded.config.model_copy(update={"isolate": isolate}), loaded.runs)
+    if loaded.config.isolate:
+        loaded = isolated(loaded)
     jobs, console = prepare(loaded), Console()
     for note in notes(loaded):
         console.print(note, style="yellow", markup=False, highlight=False)
@@ -79,6 +97,11 @@ def notes(loaded: Sweep) -> list[str]:
             "selector.no_signal: replace lets arms see different prompts, since groups without signal are replaced; "
             "drop or keep leaves all arms the same ones"
         )
+    if not loaded.config.isolate and loaded.config.parallel != 1 and any(_shares_cards(run.config) for run in runs):
+        found.append(
+            "runs side by side may share cards, as their workers ask for parts of them, and slow each other; "
+            "isolate: true (--isolate) gives each its own"
+        )
     if len({run.config.learner.prompts_per_step for run in runs}) > 1:
         found.append("learner.prompts_per_step differs between the arms: their steps are not alike")
     if not all(run.config.run.eval.on for run in runs):
@@ -86,10 +109,36 @@ def notes(loaded: Sweep) -> list[str]:
     return found
 
 
+def _shares_cards(config: Config) -> bool:
+    return any(0 < (pool.gpus_per_worker or 0) < 1 for pool in (config.generator, config.learner))
+
+
 def _run(loaded: Sweep, jobs: list[Job], console: Console, *, live: bool) -> None:
+    from pods_cluster.client.driver import Interrupts
+
+    with _runner(loaded, jobs, console) as runner:
+        each = f", each with {runner.lanes[0].describe()} to itself" if runner.lanes else ""
+        console.print(
+            f"{counted(len(jobs), 'run')}, {sum(job.state == 'finished' for job in jobs)} done before, {runner.at_once} at "
+            f"a time{each}",
+            highlight=False,
+        )
+        with Interrupts() as interrupts:
+            try:
+                _watch(runner, interrupts, console, live=live)
+            finally:
+                runner.kill()
+
+
+@contextlib.contextmanager
+def _runner(loaded: Sweep, jobs: list[Job], console: Console) -> Iterator[Runner]:
+    """What starts the runs: each on a lane of its own, or all on one cluster, which ends with this."""
+    if loaded.config.isolate:
+        lanes = lanes_of(loaded)
+        yield Runner(jobs, len(lanes), {}, {}, lanes)
+        return
     import ray
 
-    from pods_cluster.client.driver import Interrupts
     from pods_cluster.run.cluster import connect
 
     largest = max((run.config for run in loaded.runs), key=_slots)
@@ -102,16 +151,7 @@ def _run(loaded: Sweep, jobs: list[Job], console: Console, *, live: bool) -> Non
         count = runs_at_once(loaded, resources, cores if own else int(resources.get("CPU", 1)))
         # every run joins this cluster; one that its configuration names is theirs by itself
         address = ray.get_runtime_context().gcs_address
-        runner = Runner(jobs, count, resources, {"RAY_ADDRESS": address})
-        console.print(
-            f"{counted(len(jobs), 'run')}, {sum(job.state == 'finished' for job in jobs)} done before, {count} at a time",
-            highlight=False,
-        )
-        with Interrupts() as interrupts:
-            try:
-                _watch(runner, interrupts, console, live=live)
-            finally:
-                runner.kill()
+        yield Runner(jobs, count, resources, {"RAY_ADDRESS": address})
     finally:
         ray.shutdown()
 

@@ -81,6 +81,9 @@ class SweepConfig(Section):
     """Share of the baseline's best that counts as reaching it."""
     parallel: int | Literal["auto"] = 1
     """Runs at once; `auto`: as many as the cluster's CPUs and GPUs hold."""
+    isolate: bool = False
+    """Each run has whole cards and an equal share of the cores of this machine to itself, and a Ray cluster of its own on
+    them: runs side by side do not slow each other. Of `parallel` then no more than fit on the cards."""
 
     @field_validator("seeds", mode="before")
     @classmethod

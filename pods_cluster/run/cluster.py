@@ -183,6 +183,8 @@ def _initialise(config: Config, *, quiet: bool, runs: int) -> None:
     except Exception as error:  # ray raises many kinds here; each means the same to the user
         where = address if remote else "a local cluster"
         hint = "check free memory and disk, or set cluster.address"
+        if "timed out during startup" in str(error):
+            hint = "Ray gives a node 30 s for it: start again when the machine has less to do, or set cluster.address"
         if remote:
             hint = token_hint(error) or (
                 "check the address, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where the cluster asks for a token"
