@@ -16,12 +16,29 @@ from pods_cluster.config.base import ConfigError
 from pods_cluster.config.problems import explain
 from pods_cluster.config.tree import Config
 
+DEEPEST = 100
+"""Levels of sections and lists in one another: no configuration has ten, and readers take a few calls for each."""
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """A YAML loader that refuses a repeated key, and reads plain words and numbers as YAML 1.2 does.
 
     It knows the types of JSON alone: `!!timestamp` and its like are refused.
     """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """A node and what is in it. Raises ConfigError at a depth that is one on every stack and under every recursion limit."""
+        self._depth += 1
+        if self._depth > DEEPEST:
+            line = self.peek_event().start_mark.line + 1
+            raise ConfigError(
+                f"it is nested too deeply (line {line}: more than {DEEPEST} levels); write fewer brackets"
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -133,7 +150,7 @@ def _read(text: str, wrong: str) -> Any:
         raise ConfigError(f"{wrong}: {error}") from None
     except ValueError as error:  # a number of thousands of digits
         raise ConfigError(f"{wrong}: {error}; put quotes around a text") from None
-    except RecursionError:
+    except RecursionError:  # below that depth, where the caller has hardly any stack left
         raise ConfigError(f"{wrong}: it is nested too deeply; write fewer brackets") from None
     _refuse_endless(value)
     return value
