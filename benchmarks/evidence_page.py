@@ -163,7 +163,7 @@ def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
     yield (
         "- **Sooner** is how many times sooner an arm's mean curve reaches "
         + (f"{result['target']:.1%}, named before, " if result["target"] else "99 % of the baseline's best ")
-        + "than the baseline's does, with a 95 % bootstrap interval over seeds in brackets; below 1 it is later."
+        + "than the baseline's does, with a 95 % bootstrap interval over seeds in brackets; below 1 it is later. `>` and `<` bound it where only one of the two came there."
     )
     yield (
         "- **Accuracy at the end** is the mean over seeds with its 95 % t-interval; of two seeds both are shown, and of one the "
@@ -192,6 +192,7 @@ def _part(result: Mapping[str, Any], name: str) -> Iterator[str]:
     results = records(part["results"])
     by_axis = {(row["arm"], row["axis"]): row for row in records(part["rows"])}
     clocks = {clock: {row["arm"]: row for row in records(rows)} for clock, rows in part["clocks"].items()}
+    ends = {(curve["label"], curve["axis"]): curve["x"][-1] for curve in part["curves"]}
     if part.get("seconds") not in (None, result.get("seconds")):
         yield f"Each run here has {part['seconds']:g} s of training."
         yield ""
@@ -210,11 +211,11 @@ def _part(result: Mapping[str, Any], name: str) -> Iterator[str]:
             f"{row['best']:.1%}",
         ]
         told = [
-            by_axis.get((arm, "training-minutes")),
-            by_axis.get((arm, "steps")),
-            *(rows.get(arm) for rows in clocks.values()),
+            _sooner(by_axis.get((arm, axis)), ends.get((arm, axis)), ends.get((part["baseline"], axis)))
+            for axis in ("training-minutes", "steps")
         ]
-        cells += ["" if base else _sooner(found) for found in told]
+        told += [_sooner(rows.get(arm)) for rows in clocks.values()]
+        cells += [""] * len(told) if base else told
         cells.append("" if base else points(by_axis.get((arm, "steps"))))
         yield "| " + " | ".join(cells) + " |"
     yield ""
@@ -231,17 +232,17 @@ def _accuracy(row: Mapping[str, Any]) -> str:
     return f"{value:.1%}" + (f" [{low:.1%}, {high:.1%}]" if low < high else "")
 
 
-def _sooner(row: Mapping[str, Any] | None) -> str:
+def _sooner(row: Mapping[str, Any] | None, end: float | None = None, baseline_end: float | None = None) -> str:
+    """How many times sooner; where one alone came there, the other's end bounds that, where it is known."""
     if row is None:
         return "–"
+    at, baseline_at = row["reaches_at"], row["baseline_reaches_at"]
     if row["speed_up"] is None:
-        return (
-            "never reached"
-            if row["reaches_at"] is None
-            else "baseline never"
-            if row["baseline_reaches_at"] is None
-            else "–"
-        )
+        if at is not None and baseline_at is None:
+            return f"> {baseline_end / at:.2f}" if baseline_end and at > 0 else "baseline never"
+        if at is None and baseline_at is not None and end:
+            return f"< {baseline_at / end:.2f}"
+        return "never reached" if at is None else "–"
     if row["speed_up_low"] is None:
         return f"{row['speed_up']:.2f}"
     high = "∞" if row["speed_up_high"] is None else f"{row['speed_up_high']:.2f}"

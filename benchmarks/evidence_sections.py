@@ -26,6 +26,12 @@ GPU_PARTS = {
         "test rows before, after each 28 s of training, and after",
         "pods sweep configs/sweeps/gsm8k-1gpu-settling.yaml",
     ),
+    "gpu-kept": (
+        "GSM8K, one card, caches kept over new weights",
+        "learner and two engines on one card, n = 64 and m = 16, staleness 2, `weights.keep_cache`, greedy accuracy on all 1,319 "
+        "test rows before, at fixed times of training, and after",
+        "pods sweep configs/sweeps/gsm8k-1gpu-kept.yaml",
+    ),
     "math": (
         "MATH, one card",
         "4,500 problems of MATH to train on and 500 held out, learner and engines on one card, n = 64 and m = 16, staleness 1, "
