@@ -116,7 +116,7 @@ def test_where_one_alone_reached_the_target_the_others_end_bounds_the_speed_up()
         (row,) = (line for line in text.splitlines() if line.startswith("| grpo-pods | 2"))
         return row
 
-    assert f"| > {5 * 30.72 / (8 * 12.8):.2f} | > {5 / 8:.2f} |" in row_of(pods=10, ga=5)
+    assert f"| > {4 * 30.72 / (8 * 12.8):.2f} | > {4 / 8:.2f} |" in row_of(pods=10, ga=4)
     assert f"| < {8 * 30.72 / (5 * 12.8):.2f} | < {8 / 5:.2f} |" in row_of(pods=5, ga=10)
 
 
