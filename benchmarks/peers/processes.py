@@ -50,8 +50,9 @@ class Child:
                 self._process.wait(KILL_SECONDS)
 
     def kill(self) -> None:
-        """End it and everything that it started."""
+        """End it and everything that it started, and wait until all of it is gone: it may hold a card's memory."""
         self.runs()
+        self._started |= {process.pid: process for process in psutil.process_iter() if self._in_group(process)}
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(KILL_SECONDS)
@@ -60,6 +61,12 @@ class Child:
             with contextlib.suppress(psutil.Error):
                 child.kill()
         psutil.wait_procs(left, KILL_SECONDS)
+
+    def _in_group(self, process: psutil.Process) -> bool:
+        """Whether it is of the command's process group, to which also those belong whose parent died before a look."""
+        with contextlib.suppress(OSError):
+            return process.pid != self._process.pid and os.getpgid(process.pid) == self._process.pid
+        return False
 
     def last_lines(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace").strip()[-ERROR_LETTERS:]

@@ -59,13 +59,15 @@ import sys, time, urllib.request
 until = time.monotonic() + 60
 while True:
     try:
-        page = urllib.request.urlopen(sys.argv[1], timeout=60).read()
+        page = urllib.request.urlopen(sys.argv[1] + "/health", timeout=60).read()
         break
     except OSError:
         if time.monotonic() > until:
             raise
         time.sleep(0.1)
 print(json.dumps({"server": json.loads(page), "trainer": about()}), flush=True)
+if sys.argv[4]:
+    urllib.request.urlopen(sys.argv[1] + sys.argv[4], timeout=60)
 time.sleep(float(sys.argv[2]))
 sys.exit(int(sys.argv[3]))
 """
@@ -77,10 +79,10 @@ def stand_in(model: str, port: int) -> list[str]:
     return [sys.executable, "-c", SERVER, model, str(port)]
 
 
-def train(folder: Path, path: str = "/health", sleep: float = 0, status: int = 0) -> tuple[str | None, dict[str, Any]]:
-    """A trainer beside a server that it started: what went wrong, and what both saw."""
+def train(folder: Path, sleep: float = 0, status: int = 0, then: str = "") -> tuple[str | None, dict[str, Any]]:
+    """A trainer beside its server, which it asks for a page and `then` for another: what went wrong, and what both saw."""
     with serving("some/model", ["5", "GPU-8932f937"], folder / "server.txt", stand_in) as server:
-        command = server.beside([sys.executable, "-c", TRAINER, server.address + path, str(sleep), str(status)])
+        command = server.beside([sys.executable, "-c", TRAINER, server.address, str(sleep), str(status), then])
         error = run_command(command, folder / "log.txt", LONG, server.environment, server.process)
     return error, json.loads((folder / "log.txt").read_text().splitlines()[0])
 
@@ -119,7 +121,7 @@ def test_a_server_ends_with_its_children_when_the_trainer_fails(tmp_path: Path) 
 
 
 def test_a_server_that_dies_in_the_arm_ends_it_with_the_servers_last_lines(tmp_path: Path) -> None:
-    error, saw = train(tmp_path, path="/crash", sleep=600)
+    error, saw = train(tmp_path, sleep=600, then="/crash")
     assert error is not None
     assert error.startswith("the server ended before the arm, with exit status 3; its output ends with: ")
     assert error.endswith("the card fell off the bus")
