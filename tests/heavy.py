@@ -80,6 +80,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("analysis/test_gsm8k.py",),
     ("analysis/test_evidence.py",),
     ("analysis/test_peers.py",),
+    ("analysis/test_peers_server.py",),
     ("telemetry/test_curves.py",),
     ("dashboard/test_fuzz.py",),
     ("client/test_imports.py",),

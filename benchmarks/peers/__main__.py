@@ -1,8 +1,9 @@
-"""This project and TRL on one card in turn: one table, and a result that is written as each arm ends.
+"""This project and TRL in turn: one table, and a result that is written as each arm ends.
 
     pip install -r benchmarks/peers/requirements.txt
     python -m benchmarks.peers --model MODEL --data GSM8K --out benchmarks/results/peers_x.json
     python -m benchmarks.peers --model MODEL --data GSM8K --out result.json --arms ours-16-sync trl-16 --seconds 60
+    python -m benchmarks.peers --model MODEL --data GSM8K --out result.json --rounds 3 --arms trl-16-server ours-16-k1-two-cards
 
 Every arm is a process of its own with a deadline; one that fails is told with its cause, and the others go on. MODEL is a
 folder; GSM8K a folder with `train.jsonl` and `test.jsonl`. README.md beside this file says what is compared and how.
@@ -14,34 +15,22 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from benchmarks._machine import machine
 from benchmarks._result_file import write_result
-from benchmarks.peers import ours_arm
 from benchmarks.peers.arms import ARMS, ONE_CARD, Arm, Settings
-from benchmarks.peers.card import CardWatch
-from benchmarks.peers.summary import WARM, ratios, render_table, summarize
-from pods_cluster.telemetry.jsonl import read_lines
-
-CONFIG = Path("configs/gsm8k-1gpu.yaml")
-FREE_GB = 4.0
-"""The card counts as free below this; waited for between two arms."""
-FREE_SECONDS = 60.0
-KILL_SECONDS = 15.0
-ERROR_LETTERS = 1500
+from benchmarks.peers.card import visible_cards
+from benchmarks.peers.measure import measure
+from benchmarks.peers.summary import WARM, config_of, ratios, render_table
 
 
 def main() -> None:
@@ -49,11 +38,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--config", type=Path, default=CONFIG, help="of ours")
+    parser.add_argument("--config", help="of ours, in place of each arm's own")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ONE_CARD, metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--rounds", type=int, default=1, help="how often the arms are run, all of them in turn")
     parser.add_argument("--seconds", type=float, help="seconds of steps, in place of each arm's own")
     parser.add_argument("--deadline", type=float, help="seconds until an arm is ended, its start included")
-    parser.add_argument("--server", help="address of the vLLM server that arms in server mode generate with")
+    parser.add_argument("--server", help="address of a vLLM server that runs; else arms in server mode start their own")
     parser.add_argument("--evaluate", type=int, help="steps between evaluations, in place of each arm's own; 0: none")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="more of the configuration of ours")
     parser.add_argument("--target", type=float, default=0.30, help="held-out greedy accuracy whose time is taken")
@@ -73,13 +63,18 @@ def main() -> None:
         server=options.server,
         held_out=options.held_out,
     )
-    if (unserved := [name for name in options.arms if ARMS[name].serves]) and not options.server:
-        parser.error(f"--server: {', '.join(unserved)} generate with a vLLM server; README.md says how to start it")
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} is too few; give 1 or more")
+    cards = visible_cards() if settings.device == "cuda" else []
+    if settings.device == "cuda" and (lacking := _lacking(options.arms, settings, cards)):
+        parser.error(lacking)
+    # A deadline around this command sends SIGTERM: arms and servers are ended then as they are on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     more = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in options.set)}
     result: dict[str, Any] = {
         "benchmark": "peers",
         "machine": machine() | {"peers": _versions(("trl", "accelerate", "datasets"))},
-        "settings": {"model": Path(settings.model).name, "config": options.config.name, "set": more}
+        "settings": {"model": Path(settings.model).name, "config": None, "set": more}
         | {
             name: getattr(settings, name) for name in ("prompts", "max_tokens", "learning_rate", "warmup_steps", "seed")
         },
@@ -89,114 +84,46 @@ def main() -> None:
     }
     if options.append and options.out.exists():
         result["arms"] = json.loads(options.out.read_text(encoding="utf-8"))["arms"]
+        if not all("round" in entry for entry in result["arms"]):
+            parser.error(f"--append: {options.out} has arms without a round, of an older version; give another --out")
     with _work(options.work) as work:
-        for name in options.arms:
-            arm = ARMS[name]
-            if options.seconds:
-                arm = replace(arm, seconds=options.seconds)
-            if options.evaluate is not None:
-                arm = replace(arm, evaluate=options.evaluate)
-            if arm.peer == "ours":
-                arm = replace(arm, options=more | arm.options)
-            result["arms"].append(measure(arm, settings, options.config, work / name, options.target, options.deadline))
+        for name in options.arms * options.rounds:
+            arm = _changed(ARMS[name], options, more)
+            number = 1 + sum(entry["name"] == name for entry in result["arms"])
+            entry = measure(
+                arm, settings, work / f"{name}-{number}", options.target, deadline=options.deadline, cards=cards
+            )
+            result["arms"].append(entry | {"round": number})
+            result["settings"]["config"] = config_of(result["arms"])
             result["times_trl"] = ratios(result["arms"])
             write_result(options.out, result)
             _tell(result["arms"][-1])
     print(render_table(result))
-    print("TRL's seconds a step over ours, at the same n:", json.dumps(result["times_trl"]))
+    print("TRL's seconds a step over ours, at the same n and number of cards:", json.dumps(result["times_trl"]))
 
 
-def measure(
-    arm: Arm, settings: Settings, config: Path, out: Path, target: float, deadline: float | None = None
-) -> dict[str, Any]:
-    """Run one arm to its end or its deadline. Whatever steps it made count."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    began = time.time()
-    watch = CardWatch(every=arm.serves or arm.name not in ONE_CARD)
-    try:
-        error = run_command(_command(arm, settings, config, out), out / "log.txt", deadline or arm.deadline())
-        ended = time.time()
-    finally:
-        watch.stop()
-    found = ours_arm.read(arm, out) if arm.peer == "ours" else _read(out)
-    steps = found["steps"]
-    entry = arm.plain() | {"status": "failed" if error else "done"} | ({"error": error} if error else {})
-    entry |= summarize(steps, found["evals"], target) | found["end"]
-    if steps:
-        first = steps[0]["time"] - steps[0]["seconds"]
-        entry |= {"start_seconds": round(first - began, 1), "wall_seconds": round(ended - began, 1)}
-        if card := watch.over(steps[min(WARM, len(steps) - 1)]["time"], steps[-1]["time"]):
-            entry["card"] = card
-    _wait_for_the_card()
-    return entry
-
-
-def run_command(command: list[str], log: Path, deadline: float) -> str | None:
-    """Run it with its output in `log`. None, or what went wrong: its exit status and last lines, or the deadline.
-
-    Whatever it started is ended with it.
-    """
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-    children: dict[int, psutil.Process] = {}
-    until = time.monotonic() + deadline
-    late = False
-    while process.poll() is None and not late:
-        with contextlib.suppress(psutil.Error):
-            children |= {child.pid: child for child in psutil.Process(process.pid).children(recursive=True)}
-        late = time.monotonic() > until
-        time.sleep(0.5)
-    if late:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(KILL_SECONDS)
-    left = [child for child in children.values() if child.is_running()]  # pids that were used again do not count
-    for child in left:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(left, KILL_SECONDS)
-    if not late and process.returncode == 0:
+def _lacking(arms: Sequence[str], settings: Settings, cards: Sequence[str]) -> str | None:
+    """What to tell of arms that need more cards than there are. A server that runs elsewhere needs none of these."""
+    two = [name for name in arms if ARMS[name].cards > max(1, len(cards))]
+    two = [name for name in two if not (ARMS[name].serves and settings.server)]
+    if not two:
         return None
-    end = log.read_text(encoding="utf-8", errors="replace").strip()[-ERROR_LETTERS:]
-    cause = f"not done after {deadline:.0f} s" if late else f"exit status {process.returncode}"
-    return f"{cause}; its output ends with: {end}"
+    seen = "1 card is" if len(cards) == 1 else f"{len(cards)} cards are"
+    return (
+        f"--arms: {', '.join(dict.fromkeys(two))} need two cards, but {seen} visible; name two in CUDA_VISIBLE_DEVICES or "
+        "choose arms of one card (arms in server mode can do with one and --server ADDRESS)"
+    )
 
 
-def _command(arm: Arm, settings: Settings, config: Path, out: Path) -> list[str]:
-    if arm.peer == "ours":
-        return ours_arm.command(arm, settings, config, out)
-    given = {"arm": arm.plain(), "settings": {name: getattr(settings, name) for name in Settings.__slots__}}
-    (out / "arm.json").write_text(json.dumps(given), encoding="utf-8")
-    return [sys.executable, "-m", "benchmarks.peers.trl_arm", str(out / "arm.json"), str(out)]
-
-
-def _read(out: Path) -> dict[str, Any]:
-    """What a peer's process wrote, as far as it came."""
-    end = out / "end.json"
-    return {
-        "steps": list(read_lines(out / "steps.jsonl")),
-        "evals": list(read_lines(out / "evals.jsonl")),
-        "end": json.loads(end.read_text(encoding="utf-8")) if end.exists() else {},
-    }
-
-
-def _wait_for_the_card() -> None:
-    """Wait until the arm's memory is given back, so that the next one finds the card empty."""
-    watch = CardWatch()
-    until = time.monotonic() + FREE_SECONDS
-    try:
-        while time.monotonic() < until:
-            time.sleep(1)
-            used = watch.used_gb()
-            if used is None or used < FREE_GB:
-                return
-        print(f"the card still holds {watch.used_gb():.1f} GB; the next arm starts all the same", flush=True)
-    finally:
-        watch.stop()
+def _changed(arm: Arm, options: argparse.Namespace, more: Mapping[str, Any]) -> Arm:
+    """The arm with what the command line puts in place of its own."""
+    if options.seconds:
+        arm = replace(arm, seconds=options.seconds)
+    if options.evaluate is not None:
+        arm = replace(arm, evaluate=options.evaluate)
+    if options.config:
+        arm = replace(arm, config=options.config)
+    return replace(arm, options={**more, **arm.options}) if arm.peer == "ours" else arm
 
 
 def _tell(entry: Mapping[str, Any]) -> None:

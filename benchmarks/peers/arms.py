@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+ONE_CARD_CONFIG, TWO_CARDS_CONFIG = "configs/gsm8k-1gpu.yaml", "configs/gsm8k-2gpu.yaml"
+
 START_SECONDS = 210.0
-"""What an arm may take before its first step (vLLM's start took 35 to 75 s) and after its last (evaluation, last state)."""
+"""What an arm may take before its first step (vLLM's start took 35 to 75 s, a server's too) and after its last (evaluation,
+last state)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Settings:
     warmup_steps: int = 3
     seed: int = 1
     server: str | None = None
-    """Address of the vLLM server that arms in TRL's server mode generate with; it has a card of its own."""
+    """Address of the vLLM server that arms in TRL's server mode generate with; None: each starts one of its own."""
     device: str = "cuda"
     """`cpu`: without vLLM on both sides, to try the script out; its figures mean nothing."""
     held_out: int | None = None
@@ -47,6 +51,10 @@ class Arm:
     """Steps between greedy evaluations on held-out rows, also before the first and after the last; 0: none."""
     options: dict[str, Any] = field(default_factory=dict)
     """For ours: fields of the configuration. For TRL: fields of its GRPOConfig."""
+    cards: int = 1
+    """Cards that it uses, a server's among them."""
+    config: str = ONE_CARD_CONFIG
+    """For ours: the configuration that `options` change."""
 
     @property
     def serves(self) -> bool:
@@ -58,7 +66,11 @@ class Arm:
         return START_SECONDS + 1.4 * self.seconds + (90.0 if self.evaluate else 0.0)
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its fields for a file: the configuration by its name, and only where it is used."""
+        found = asdict(self) | {"config": Path(self.config).name}
+        if self.peer != "ours":
+            del found["config"]
+        return found
 
 
 ONE_ENGINE = {
@@ -103,13 +115,13 @@ ARMS: dict[str, Arm] = {
             60,
             options={"per_device_train_batch_size": 64, "vllm_importance_sampling_correction": False},
         ),
-        Arm("trl-16-server", "trl", 16, 16, 0, 75, options=SERVER),
-        Arm("trl-64-server", "trl", 64, 64, 0, 150, options=SERVER),
-        Arm("ours-16-k1-two-cards", "ours", 16, 16, 1, 75, options=TWO_CARDS),
-        Arm("ours-64-k3-two-cards", "ours", 64, 16, 3, 75, options=TWO_CARDS),
+        Arm("trl-16-server", "trl", 16, 16, 0, 75, options=SERVER, cards=2),
+        Arm("trl-64-server", "trl", 64, 64, 0, 150, options=SERVER, cards=2),
+        Arm("ours-16-k1-two-cards", "ours", 16, 16, 1, 75, options=TWO_CARDS, cards=2, config=TWO_CARDS_CONFIG),
+        Arm("ours-64-k3-two-cards", "ours", 64, 16, 3, 75, options=TWO_CARDS, cards=2, config=TWO_CARDS_CONFIG),
     )
 }
 """`trl-16-uncorrected` leaves out TRL's correction for vLLM's log-probabilities, and with it a forward pass over all
 rollouts; ours corrects in every arm."""
-ONE_CARD = tuple(name for name, arm in ARMS.items() if not arm.serves and "two-cards" not in name)
+ONE_CARD = tuple(name for name, arm in ARMS.items() if arm.cards == 1)
 """Arms that run on one card."""

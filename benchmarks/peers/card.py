@@ -1,4 +1,4 @@
-"""Used memory and business of the cards while an arm runs, as nvidia-smi shows them: the same measure for every trainer."""
+"""The cards: which a trainer may use, and their used memory and business while an arm runs, as nvidia-smi shows them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,48 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 QUERY = [
     "nvidia-smi",
-    "--query-gpu=index,memory.used,utilization.gpu",
+    "--query-gpu=index,uuid,memory.used,utilization.gpu",
     "--format=csv,noheader,nounits",
     "-lms",
     "250",
 ]
+LIST = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+LIST_SECONDS = 30.0
 
 
-def own_card() -> int | None:
-    """Index of the first card that a trainer sees; None where CUDA_VISIBLE_DEVICES names it otherwise."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return int(first) if first.isdecimal() else None
+def visible_cards() -> list[str]:
+    """The cards that a process started here may use: those that CUDA_VISIBLE_DEVICES names (ids or UUIDs), or all.
+
+    The variable is taken at its word, up to a name that CUDA takes for none.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return list(takewhile(lambda card: card not in ("", "-1"), (part.strip() for part in named.split(","))))
+    try:
+        listed = subprocess.run(LIST, capture_output=True, text=True, timeout=LIST_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.splitlines() if line.strip().isdecimal()]
 
 
 class CardWatch:
-    """Samples the trainer's card, or `every` one, four times a second until `stop`; nothing where there is no nvidia-smi."""
+    """Samples the cards four times a second until `stop`: the same measure for every trainer. Nothing without nvidia-smi.
 
-    def __init__(self, *, every: bool = False) -> None:
+    All cards where none is named, or one by what nvidia-smi does not list (a part of a card).
+    """
+
+    def __init__(self, cards: Sequence[str] = ()) -> None:
         self.samples: dict[int, list[tuple[float, float, float]]] = {}
         """By card: time, GB in use, share of the last period in which any kernel ran."""
-        card = None if every else own_card()
-        query = QUERY if card is None else [*QUERY, "-i", str(card)]
+        self._cards = cards if all(card.isdecimal() or card.startswith("GPU-") for card in cards) else ()
         self._process: subprocess.Popen[str] | None = None
         if shutil.which("nvidia-smi"):
-            self._process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self._process = subprocess.Popen(QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -43,10 +57,12 @@ class CardWatch:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                card, memory, busy = (float(part) for part in line.split(","))
+                index, uuid, memory, busy = (part.strip() for part in line.split(","))
+                sample = (time.time(), float(memory) * 2**20 / 1e9, float(busy) / 100)
             except ValueError:
                 continue  # "[N/A]" and the like
-            self.samples.setdefault(int(card), []).append((time.time(), memory * 2**20 / 1e9, busy / 100))
+            if not self._cards or any(card == index or uuid.startswith(card) for card in self._cards):
+                self.samples.setdefault(int(index), []).append(sample)
 
     def used_gb(self) -> float | None:
         """GB in use now, over the cards; None where it is not known."""

@@ -23,7 +23,7 @@ CPU = {  # the built-in engine, no card; to try the script out
 }
 
 
-def command(arm: Arm, settings: Settings, config: Path, out: Path) -> list[str]:
+def command(arm: Arm, settings: Settings, out: Path) -> list[str]:
     """What starts the run; its folder is OUT/<arm>."""
     fields = {
         "model.path": settings.model,
@@ -51,7 +51,7 @@ def command(arm: Arm, settings: Settings, config: Path, out: Path) -> list[str]:
     fields |= arm.options
     if settings.device == "cpu":
         fields |= CPU
-    start = [sys.executable, "-c", "from pods_cluster.client.cli import main; main()", "train", "--plain", str(config)]
+    start = [sys.executable, "-c", "from pods_cluster.client.cli import main; main()", "train", "--plain", arm.config]
     return start + [f"{name}={json.dumps(value)}" for name, value in fields.items()]
 
 

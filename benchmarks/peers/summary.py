@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
@@ -56,19 +57,38 @@ def _means(steps: Sequence[Row], name: str) -> dict[str, float]:
 
 
 def render_table(result: Mapping[str, Any]) -> str:
-    """The result as a table in Markdown, one arm a row; an arm that failed says why."""
+    """The result as a table in Markdown, one run of an arm a row; one that failed says why.
+
+    An arm of several rounds has one more row: the median over its rounds of its median seconds a step.
+    """
     title = (
         "arm | n, m | staleness | s a step: median, mean | tokens/s: made, trained | updates in s | "
         "right in training: first three → last three | held-out, greedy | s to target | memory of the card, GB | "
         "card busy | idle: engine, learner"
     )
     lines = [f"| {title} |", "|" + "---|" * (title.count("|") + 1)]
-    lines += ["| " + " | ".join(_cells(arm)) + " |" for arm in result["arms"]]
+    arms = result["arms"]
+    runs = Counter(arm["name"] for arm in arms)
+    lines += [_line(_cells(arm, f", round {arm['round']}" if runs[arm["name"]] > 1 else "")) for arm in arms]
+    measured = Counter(arm["name"] for arm in arms if "median_seconds" in arm)
+    last = {arm["name"]: arm for arm in arms}
+    for name, seconds in median_seconds(arms).items():
+        if measured[name] > 1:
+            shape = _shape(last[name], f", median of {measured[name]} rounds")
+            lines.append(_line([*shape, f"{seconds:.2f}", *[""] * 8]))
     return "\n".join(lines) + "\n"
 
 
-def _cells(arm: Mapping[str, Any]) -> list[str]:
-    shape = [arm["name"], f"{arm['n']}, {arm['m']}", str(arm["staleness"])]
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _shape(arm: Mapping[str, Any], which: str) -> list[str]:
+    return [arm["name"] + which, f"{arm['n']}, {arm['m']}", str(arm["staleness"])]
+
+
+def _cells(arm: Mapping[str, Any], which: str) -> list[str]:
+    shape = _shape(arm, which)
     if "median_seconds" not in arm:
         return [*shape, f"{arm['status']}: {arm.get('error', 'too few steps')[-200:]}".replace("\n", " "), *[""] * 8]
     training, held = arm.get("training_accuracy"), arm.get("held_out")
@@ -88,13 +108,34 @@ def _cells(arm: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def median_seconds(arms: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By arm: the median over its rounds of its median seconds a step; rounds without any do not count."""
+    rounds: dict[str, list[float]] = {}
+    for arm in arms:
+        if "median_seconds" in arm:
+            rounds.setdefault(arm["name"], []).append(arm["median_seconds"])
+    return {name: median(seconds) for name, seconds in rounds.items()}
+
+
 def ratios(arms: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """For each arm of ours, TRL's seconds a step (median) at the same n over its own."""
-    trl = {
-        arm["n"]: arm["median_seconds"] for arm in reversed(arms) if arm["peer"] == "trl" and "median_seconds" in arm
-    }
+    """For each arm of ours, TRL's seconds a step over its own: the first arm of TRL with the same n and as many cards.
+
+    Of several rounds the median over rounds of each arm's median seconds counts.
+    """
+    seconds = median_seconds(arms)
+    trl: dict[tuple[int, int], float] = {}
+    for arm in arms:
+        if arm["peer"] == "trl" and arm["name"] in seconds:
+            trl.setdefault((arm["n"], arm["cards"]), seconds[arm["name"]])
     return {
-        arm["name"]: trl[arm["n"]] / arm["median_seconds"]
+        arm["name"]: trl[arm["n"], arm["cards"]] / seconds[arm["name"]]
         for arm in arms
-        if arm["peer"] == "ours" and "median_seconds" in arm and arm["n"] in trl
+        if arm["peer"] == "ours" and arm["name"] in seconds and (arm["n"], arm["cards"]) in trl
     }
+
+
+def config_of(arms: Sequence[Mapping[str, Any]]) -> str | dict[str, str]:
+    """The configuration of ours: one name, or one by arm where they differ."""
+    by_arm = {arm["name"]: arm["config"] for arm in arms if arm["peer"] == "ours"}
+    names = set(by_arm.values())
+    return by_arm if len(names) > 1 else names.pop() if names else "none of ours"

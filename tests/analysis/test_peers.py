@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,10 @@ import psutil
 import pytest
 
 from benchmarks.peers import ours_arm
-from benchmarks.peers.__main__ import measure, run_command
 from benchmarks.peers.arms import ARMS, Settings
-from benchmarks.peers.summary import ratios, render_table, summarize
+from benchmarks.peers.measure import measure
+from benchmarks.peers.processes import run_command
+from benchmarks.peers.summary import config_of, ratios, render_table, summarize
 from pods_cluster.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -48,15 +53,49 @@ def test_few_steps_give_no_rates() -> None:
     assert summarize([], [], target=0.3)["steps"] == 0
 
 
-def test_ours_is_compared_with_trl_at_the_same_n() -> None:
+def test_ours_is_compared_with_trl_at_the_same_n_and_on_as_many_cards() -> None:
     arms = [
-        {"name": "ours-16", "peer": "ours", "n": 16, "median_seconds": 2.0},
-        {"name": "trl-16", "peer": "trl", "n": 16, "median_seconds": 6.0},
-        {"name": "ours-64", "peer": "ours", "n": 64, "median_seconds": 4.0},
-        {"name": "trl-16-other", "peer": "trl", "n": 16, "median_seconds": 5.0},
-        {"name": "trl-64", "peer": "trl", "n": 64},  # failed
+        {"name": "ours-16", "peer": "ours", "n": 16, "cards": 1, "median_seconds": 2.0},
+        {"name": "trl-16", "peer": "trl", "n": 16, "cards": 1, "median_seconds": 6.0},
+        {"name": "ours-64", "peer": "ours", "n": 64, "cards": 1, "median_seconds": 4.0},
+        {"name": "trl-16-other", "peer": "trl", "n": 16, "cards": 1, "median_seconds": 5.0},
+        {"name": "trl-64", "peer": "trl", "n": 64, "cards": 1},  # failed
+        {"name": "trl-16-server", "peer": "trl", "n": 16, "cards": 2, "median_seconds": 9.0},
+        {"name": "ours-16-two-cards", "peer": "ours", "n": 16, "cards": 2, "median_seconds": 1.5},
     ]
+    assert ratios(arms) == {"ours-16": 3.0, "ours-16-two-cards": 6.0}
+
+
+def test_of_several_rounds_the_median_counts_and_every_round_has_its_row() -> None:
+    plain = {"m": 16, "n": 16, "cards": 1, "staleness": 0, "status": "done"}
+
+    def rounds(name: str, peer: str, *seconds: float) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "peer": peer, "round": number, **plain}
+            | summarize([step(i, each, 0.25) for i in range(4)], [], 0.3)
+            for number, each in enumerate(seconds, 1)
+        ]
+
+    ours, trl = rounds("ours-16", "ours", 2, 4, 3), rounds("trl-16", "trl", 60, 6, 9)
+    failed = {"name": "ours-16", "peer": "ours", "round": 4, **plain, "status": "failed", "error": "out of memory"}
+    arms = [*ours, failed, *trl]
     assert ratios(arms) == {"ours-16": 3.0}
+    lines = render_table({"arms": arms}).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert [line.split("|")[1].strip() for line in lines[2:]] == [
+        *(f"ours-16, round {number}" for number in (1, 2, 3, 4)),
+        *(f"trl-16, round {number}" for number in (1, 2, 3)),
+        "ours-16, median of 3 rounds",
+        "trl-16, median of 3 rounds",
+    ]
+    assert "| 9.00 |" in lines[-1]
+
+
+def test_the_result_names_the_configuration_of_ours_by_arm_where_they_differ() -> None:
+    one, two, trl = (ARMS[name].plain() for name in ("ours-16-k1", "ours-16-k1-two-cards", "trl-16-server"))
+    assert config_of([trl]) == "none of ours"
+    assert config_of([trl, two, two]) == "gsm8k-2gpu.yaml"
+    assert config_of([one, trl, two]) == {"ours-16-k1": "gsm8k-1gpu.yaml", "ours-16-k1-two-cards": "gsm8k-2gpu.yaml"}
 
 
 def test_the_table_has_a_row_for_each_arm_and_the_cause_of_a_failure() -> None:
@@ -75,8 +114,8 @@ def test_the_table_has_a_row_for_each_arm_and_the_cause_of_a_failure() -> None:
 @pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.peer == "ours"])
 def test_every_arm_of_ours_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
     arm, settings = ARMS[name], Settings(model="some/model", data="/some/gsm8k")
-    path = ROOT / "configs" / "gsm8k-1gpu.yaml"
-    command = ours_arm.command(arm, settings, path, tmp_path)
+    path = ROOT / arm.config
+    command = ours_arm.command(replace(arm, config=str(path)), settings, tmp_path)
     config = load_config(path, command[command.index(str(path)) + 1 :])
     assert (config.generator.rollouts_per_prompt, config.selector.keep, config.staleness) == (
         arm.n,
@@ -104,8 +143,50 @@ def test_a_command_that_hangs_ends_with_what_it_started(tmp_path: Path) -> None:
 
 
 def test_an_arm_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
-    arm, settings = ARMS["ours-16-sync"], Settings(model="there/is/none", data=str(tmp_path))
-    entry = measure(arm, settings, tmp_path / "no-such-file.yaml", tmp_path / "arm", target=0.3)
+    arm, settings = ARMS["ours-16-sync"], Settings(model="there/is/none", data=str(tmp_path), device="cpu")
+    entry = measure(replace(arm, config=str(tmp_path / "no-such-file.yaml")), settings, tmp_path / "arm", target=0.3)
     assert entry["status"] == "failed"
     assert "no-such-file.yaml" in entry["error"]
     assert entry["steps"] == 0
+
+
+def peers(*more: str, cards: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The benchmark as its user starts it."""
+    environment = os.environ | ({} if cards is None else {"CUDA_VISIBLE_DEVICES": cards})
+    command = [sys.executable, "-m", "benchmarks.peers", "--model", "none", "--data", "none", *more]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_rounds_run_the_arms_in_turn_and_append_counts_on(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    given = ("--out", str(out), "--device", "cpu", "--deadline", "0.001", "--arms", "trl-16-server")  # none gets far
+    assert peers(*given, "ours-16-k1-two-cards", "--rounds", "2").returncode == 0
+    ended = peers(*given, "--append")
+    assert ended.returncode == 0
+    found = json.loads(out.read_text())
+    assert [(arm["name"], arm["round"]) for arm in found["arms"]] == [
+        ("trl-16-server", 1),
+        ("ours-16-k1-two-cards", 1),
+        ("trl-16-server", 2),
+        ("ours-16-k1-two-cards", 2),
+        ("trl-16-server", 3),
+    ]
+    assert found["settings"]["config"] == "gsm8k-2gpu.yaml"
+    assert "trl-16-server, round 3" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("cards", "seen"), [("0", "1 card is"), ("", "0 cards are"), ("GPU-8932f937,-1,2", "1 card is")]
+)
+def test_arms_of_two_cards_are_refused_where_one_is_visible(cards: str, seen: str, tmp_path: Path) -> None:
+    arms = ("trl-16", "trl-16-server", "ours-16-k1-two-cards")
+    ended = peers("--out", str(tmp_path / "result.json"), "--arms", *arms, cards=cards)
+    assert ended.returncode == 2
+    assert f"--arms: trl-16-server, ours-16-k1-two-cards need two cards, but {seen} visible; name two" in ended.stderr
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_rounds_below_one_are_refused(tmp_path: Path) -> None:
+    ended = peers("--out", str(tmp_path / "result.json"), "--device", "cpu", "--rounds", "0")
+    assert ended.returncode == 2
+    assert "--rounds: 0 is too few; give 1 or more" in ended.stderr
