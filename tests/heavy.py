@@ -33,7 +33,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ),
     ("run/test_leftovers.py",),
     ("run/test_nodes.py",),
-    ("client/test_sweep.py",),
+    ("client/test_sweep.py", "client/test_lanes.py"),
     ("learning/test_learner_group.py",),
     ("generation/test_pool.py", "generation/test_pool_failures.py", "generation/test_place.py"),
     # a process group of one rank in this process, and one pair of ranks beside it
