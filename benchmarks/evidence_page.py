@@ -163,7 +163,8 @@ def _how(result: Mapping[str, Any] | None) -> Iterator[str]:
     yield (
         "- **Sooner** is how many times sooner an arm's mean curve reaches "
         + (f"{result['target']:.1%}, named before, " if result["target"] else "99 % of the baseline's best ")
-        + "than the baseline's does, with a 95 % bootstrap interval over seeds in brackets; below 1 it is later. `>` and `<` bound it where only one of the two came there."
+        + "than the baseline's does, with a 95 % bootstrap interval over seeds in brackets; below 1 it is later. "
+        "`>` and `<` bound it where only one of the two came there."
     )
     yield (
         "- **Accuracy at the end** is the mean over seeds with its 95 % t-interval; of two seeds both are shown, and of one the "

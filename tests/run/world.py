@@ -75,6 +75,10 @@ class World:
         for _ in range(config.generator.workers):
             self.join()
 
+    async def warned(self) -> dict[str, float | None]:
+        """No worker is told to go here; the scaler asks once a law has taken it two seconds."""
+        return {}
+
     def join(self) -> str:
         name = self._name()
         self.members[name] = Worker()

@@ -35,7 +35,8 @@ class Cluster:
         self.learner = self.start_learner()
 
     def start_learner(self, world_size: int = 2) -> list[Any]:
-        actor = ray.remote(num_cpus=0, max_concurrency=4)(Rank)
+        # as a rank of the service: one call at a time, so that no gather of a next version comes between those of one before
+        actor = ray.remote(num_cpus=0, concurrency_groups={"control": 2})(Rank)
         ranks = [actor.remote(rank, world_size) for rank in range(world_size)]
         port = ray.get(ranks[0].listen.remote(), timeout=WAIT)
         ray.get([rank.join.remote(port) for rank in ranks], timeout=WAIT)

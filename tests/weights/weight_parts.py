@@ -8,6 +8,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import ray
 import torch
 
 from pods_cluster.weights.fingerprint import fingerprints
@@ -129,6 +130,7 @@ class Rank:
     def weights_send(self, update: WeightUpdate) -> None:
         self.sender.send(update)
 
+    @ray.method(concurrency_group="control")
     def weights_close(self) -> None:
         self.sender.close()
 
