@@ -98,7 +98,7 @@ def run_command(
                 )
             late = running and time.monotonic() > until
             if late:
-                child.ask(signal.SIGINT)
+                child.ask(signal.SIGTERM)  # not SIGINT, which a command behind nohup never gets
             if late or not running:
                 cause = f"not done after {deadline:.0f} s" if late else f"exit status {child.exit_status}"
                 if server is not None:
