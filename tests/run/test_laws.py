@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from pods_cluster.run import continuous_issue
+from pods_cluster.run import continuous_issue, instructions
 from pods_cluster.run import loop as run_module
 from pods_cluster.run.prompt_supply import ALONE
 from pods_cluster.types import Fate, GroupId
@@ -26,6 +26,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "EMPTY_STEPS", 10_000)
     # Time goes by in ticks here: in a real pause hundreds of them pass, and engines die, without a group being issued.
     monkeypatch.setattr(continuous_issue, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(instructions, "PAUSE_SECONDS", 0.0)
 
 
 SOME = st.sampled_from([0.0, 0.01, 0.05])
@@ -51,6 +52,18 @@ SOME = st.sampled_from([0.0, 0.01, 0.05])
     n=st.sampled_from([4, 7, 12]),
     prompts=st.integers(1, 4),
     in_flight=st.sampled_from(["auto", 1, 9, 30]),
+)
+# All workers are dead, and none is started yet, when the next portion of a group is due.
+@example(
+    chances=Chances(0.9, die=0.05, scale=0.0, refuse_weights=0.0, lose_on_the_way=0.0, no_reward=0.2, accuracy=0.9),
+    seed=30822,
+    workers=3,
+    staleness=1,
+    settle="waves",
+    no_signal="keep",
+    n=4,
+    prompts=3,
+    in_flight=1,
 )
 def test_every_group_has_one_fate_and_nothing_is_left_behind(
     tmp_path: Path,
