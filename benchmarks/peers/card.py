@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
+
+from pods_cluster.client.lanes import named_cards
 
 QUERY = [
     "nvidia-smi",
@@ -23,13 +23,10 @@ LIST_SECONDS = 30.0
 
 
 def visible_cards() -> list[str]:
-    """The cards that a process started here may use: those that CUDA_VISIBLE_DEVICES names (ids or UUIDs), or all.
-
-    The variable is taken at its word, up to a name that CUDA takes for none.
-    """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """The cards that a process started here may use: those that CUDA_VISIBLE_DEVICES names (ids or UUIDs), or all."""
+    named = named_cards()
     if named is not None:
-        return list(takewhile(lambda card: card not in ("", "-1"), (part.strip() for part in named.split(","))))
+        return list(named)
     try:
         listed = subprocess.run(LIST, capture_output=True, text=True, timeout=LIST_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):

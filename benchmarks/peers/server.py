@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.processes import Child
+from pods_cluster.client.lanes import own_cores
 
 HOST = "127.0.0.1"
 OPTIONS = ("--max_model_len", "1024", "--gpu_memory_utilization", "0.3")
@@ -23,7 +24,7 @@ ON_CORES = (
     "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 """Sets the cores and becomes the command: threads that it starts later have the same ones."""
-TOPOLOGY = Path("/sys/devices/system/cpu")
+Cores = tuple[int, ...]
 
 Serve = Callable[[str, int], list[str]]
 """The command that serves a model at a port."""
@@ -42,7 +43,7 @@ class Server:
     address: str
     environment: dict[str, str]
     """The trainer's."""
-    cores: tuple[list[int], list[int]] | None
+    cores: tuple[Cores, Cores] | None
     """The server's and the trainer's; None: both have all."""
 
     def beside(self, command: Sequence[str]) -> list[str]:
@@ -79,25 +80,11 @@ def _on(cores: Sequence[int] | None, command: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", ON_CORES, ",".join(map(str, cores)), *command]
 
 
-def _halves() -> tuple[list[int], list[int]] | None:
+def _halves() -> tuple[Cores, Cores] | None:
     """This process's cores in two halves; None where there is one, or where the platform has no such setting."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    cores = sorted(os.sched_getaffinity(0), key=_place)
+    cores = own_cores()
     half = len(cores) // 2
     return (cores[:half], cores[half:]) if half else None
-
-
-def _place(core: int) -> tuple[int, int, int]:
-    """Sorts the threads of one physical core, and the cores of one socket, next to each other: halves do not share them."""
-    try:
-        socket_id, physical = (
-            int((TOPOLOGY / f"cpu{core}" / "topology" / name).read_text())
-            for name in ("physical_package_id", "core_id")
-        )
-    except (OSError, ValueError):
-        return 0, core, core
-    return socket_id, physical, core
 
 
 def _free_port() -> int:

@@ -6,11 +6,15 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 from pods_cluster.config import ConfigError
 from pods_cluster.config.sweep import Sweep, SweepRun
 from pods_cluster.wording import counted
+
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +35,39 @@ class Lane:
         return " and ".join(parts)
 
 
+def named_cards() -> tuple[str, ...] | None:
+    """The cards that CUDA_VISIBLE_DEVICES names (ids or UUIDs), up to a name that CUDA takes for none; None: it is not set."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return None
+    return tuple(takewhile(lambda card: card not in ("", "-1"), (part.strip() for part in named.split(","))))
+
+
 def visible_cards() -> tuple[str, ...]:
     """This machine's cards, as CUDA_VISIBLE_DEVICES would name them: those that it names, where it is set."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = named_cards()
     if named is not None:
-        return tuple(card.strip() for card in named.split(",") if card.strip())
+        return named
     import torch
 
     return tuple(str(card) for card in range(torch.cuda.device_count()))
 
 
 def own_cores() -> tuple[int, ...]:
-    """The cores that this process may run on; empty where the system does not tell (macOS)."""
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    """The cores that this process may run on, those that share something next to each other: the threads of one physical
+    core, then the cores of one socket. Empty where the system does not tell (macOS)."""
+    return tuple(sorted(os.sched_getaffinity(0), key=_place)) if hasattr(os, "sched_getaffinity") else ()
+
+
+def _place(core: int) -> tuple[int, int, int]:
+    try:
+        socket, physical = (
+            int((TOPOLOGY / f"cpu{core}" / "topology" / name).read_text())
+            for name in ("physical_package_id", "core_id")
+        )
+    except (OSError, ValueError):
+        return 0, core, core
+    return socket, physical, core
 
 
 def make_lanes(
@@ -58,8 +82,8 @@ def make_lanes(
     """Divide cards and cores into `wanted` lanes, or as many as hold a run (`auto`), but no more than there are runs. Pure.
 
     `gpus`, `cpus`: Ray GPUs and CPUs that the largest run asks for. A lane has whole cards, as few as hold the run, and an
-    equal share of the cores; what is over stays unused, so that no run has more than another. Raises ConfigError where not
-    so many fit.
+    equal share of the cores, in the order given; what is over stays unused, so that no run has more than another. Raises
+    ConfigError where not so many fit.
     """
     each = math.ceil(gpus - 1e-6)
     if each > len(cards):
@@ -87,7 +111,7 @@ def make_lanes(
     count = min(count, runs)
     share = len(cores) // count
     return [
-        Lane(tuple(cards[at * each : (at + 1) * each]), tuple(cores[at * share : (at + 1) * share]))
+        Lane(tuple(cards[at * each : (at + 1) * each]), tuple(sorted(cores[at * share : (at + 1) * share])))
         for at in range(count)
     ]
 

@@ -223,14 +223,15 @@ class Runner:
             "-m",
             "pods_cluster.client.sweep_run",
             str(os.getpid()),
-            cores or "-",
+            cores,
             str(config_file),
+            *resume,
         ]
         environment = self._environment | (lane.environment() if lane else {})
         with log.open("ab") as output:
             # a session of its own: the terminal's Ctrl-C comes to the sweep alone, which passes it on
             job.process = subprocess.Popen(
-                [*command, *resume], stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment,
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment,
                 start_new_session=True,
             )  # fmt: skip
         job.state = "running"

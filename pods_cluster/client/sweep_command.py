@@ -17,14 +17,7 @@ from rich.table import Table
 
 from pods_cluster.client.completion import override_names
 from pods_cluster.client.lanes import isolated, lanes_of
-from pods_cluster.client.sweep import (
-    LOOK_SECONDS,
-    Job,
-    Runner,
-    prepare,
-    runs_at_once,
-    write_sweep_file,
-)
+from pods_cluster.client.sweep import LOOK_SECONDS, Job, Runner, prepare, runs_at_once, write_sweep_file
 from pods_cluster.client.sweep import log_of as log_of_run
 from pods_cluster.config import Config, ConfigError
 from pods_cluster.config.sweep import Sweep, load_sweep

@@ -18,9 +18,11 @@ from pods_cluster.client.sweep_command import notes
 from pods_cluster.config import ConfigError
 from pods_cluster.config.sweep import load_sweep
 from tests.client.test_sweep import sweep_file
+from tests.law import law
 from tests.tiny_run import Made
 
 
+@law(100)
 @given(
     cards=st.integers(0, 9),
     cores=st.integers(0, 20),
@@ -76,8 +78,9 @@ def test_the_cards_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -
     assert visible_cards() == ("GPU-1a", "3")
     assert Lane(("GPU-1a", "3"), ()).environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1a,3"}
     assert Lane((), (1,)).environment() == {}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_cards() == ()
+    for none in ("", "-1", "-1,0"):  # as CUDA reads it
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert visible_cards() == ()
 
 
 def test_runs_on_parts_of_cards_get_whole_ones_and_take_turns(
