@@ -98,6 +98,8 @@ def main() -> None:
             result["times_trl"] = ratios(result["arms"])
             write_result(options.out, result)
             _tell(result["arms"][-1])
+            if entry["status"] == "interrupted":
+                sys.exit(128 + signal.SIGINT)
     print(render_table(result))
     print("TRL's seconds a step over ours, at the same n and number of cards:", json.dumps(result["times_trl"]))
 

@@ -42,7 +42,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run one arm to its end or its deadline. Whatever steps it made count.
 
-    It sees as many of the `cards` as it uses, so that a trainer for one card does not spread over two.
+    It sees as many of the `cards` as it uses, so that a trainer for one card does not spread over two. An interrupt (Ctrl-C,
+    SIGTERM) ends the arm as its deadline does: its status is then `interrupted`, and the caller starts no other.
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -51,21 +52,26 @@ def measure(
     entry = arm.plain()
     began = time.time()
     watch = CardWatch(own)
+    status = "done"
     try:
         error, more = _run(arm, settings, out, deadline or arm.deadline(), own, serve)
-        ended = time.time()
+        if error:
+            status = "failed"
+    except (KeyboardInterrupt, SystemExit):
+        status, error, more = "interrupted", "this command was interrupted", {}
     finally:
+        ended = time.time()
         watch.stop()
     found = ours_arm.read(arm, out) if arm.peer == "ours" else _read(out)
     steps = found["steps"]
-    entry |= {"status": "failed" if error else "done"} | ({"error": error} if error else {}) | more
+    entry |= {"status": status} | ({"error": error} if error else {}) | more
     entry |= summarize(steps, found["evals"], target) | found["end"]
     if steps:
         first = steps[0]["time"] - steps[0]["seconds"]
         entry |= {"start_seconds": round(first - began, 1), "wall_seconds": round(ended - began, 1)}
         if card := watch.over(steps[min(WARM, len(steps) - 1)]["time"], steps[-1]["time"]):
             entry["card"] = card
-    if settings.device == "cuda":
+    if settings.device == "cuda" and status != "interrupted":
         _wait_for(own or cards[:1])
     return entry
 

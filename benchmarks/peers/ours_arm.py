@@ -64,6 +64,8 @@ def read(arm: Arm, out: Path) -> dict[str, Any]:
     steps, evals, at = [], [], 0.0
     for record in records:
         if seconds := record.get("timing_s/step"):
+            # A light copy of the learner's state keeps the run from its steps, and is not part of any.
+            seconds += record.get("timing_s/copy", 0.0)
             at += seconds
             steps.append(_row(record, seconds, at))
         if (accuracy := record.get("eval/greedy_accuracy")) is not None:

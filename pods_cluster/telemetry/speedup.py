@@ -44,11 +44,11 @@ class Target:
 class Ratio:
     """How much sooner an arm reaches the target: `baseline_at` / `arm_at`, both on the x axis; None: not reached.
 
-    `low` and `high` are the ends of the 95 % interval, None with fewer than two seeds; `low` 0 says that the arm may never
-    reach it, `high` infinite that the baseline may never. `by_seed` are the ratios of single seeds (of paired arms), NaN
-    where one of the two did not reach the target. `missed` is the share of resamples in which (baseline, arm) did not.
-    Where one alone reached it, the other's end bounds the ratio: `at_least` where the baseline did not, `at_most` where the
-    arm did not.
+    `low` and `high` are the ends of the 95 % interval, None with fewer than two seeds or where neither reached it; `low` 0
+    says that the arm may never reach it, `high` infinite that the baseline may never. `by_seed` are the ratios of single
+    seeds (of paired arms), NaN where one of the two did not reach the target. `missed` is the share of resamples in which
+    (baseline, arm) did not. Where one alone reached it, the other's end bounds the ratio: `at_least` where the baseline did
+    not, `at_most` where the arm did not.
     """
 
     target: float
@@ -163,7 +163,8 @@ def speed_up(
         missed = (float(np.isinf(times_b).mean()), float(np.isinf(times_a).mean()))
         ratios = np.sort(_ratios(times_b, times_a))
         ratios = ratios[~np.isnan(ratios)]
-        if len(ratios):
+        # Where neither mean curve came there, the few draws in which one did say nothing of the ratio.
+        if len(ratios) and (math.isfinite(at_b) or math.isfinite(at_a)):
             tail = (1 - LEVEL) / 2
             last = len(ratios) - 1
             low, high = float(ratios[math.floor(tail * last)]), float(ratios[math.ceil((1 - tail) * last)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from benchmarks.peers.measure import measure
 from benchmarks.peers.processes import run_command
 from benchmarks.peers.summary import config_of, ratios, render_table, summarize
 from pods_cluster.config import load_config
+from pods_cluster.telemetry.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,6 +175,46 @@ def test_rounds_run_the_arms_in_turn_and_append_counts_on(tmp_path: Path) -> Non
     ]
     assert found["settings"]["config"] == "gsm8k-2gpu.yaml"
     assert "trl-16-server, round 3" in ended.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_the_steps_that_the_arm_made(number: signal.Signals, tmp_path: Path) -> None:
+    rows = "".join(json.dumps(step(i, 2.0 + i, 0.25, time=1000.0 * i)) + "\n" for i in range(1, 6))
+    arm = (
+        "import pathlib, sys, time; new = pathlib.Path(sys.argv[1], 'new'); "
+        f"new.write_text({rows!r}); new.rename(new.with_name('steps.jsonl')); time.sleep(600)"
+    )
+    code = (
+        "import signal, sys; from benchmarks.peers import __main__, measure; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"measure._command = lambda arm, settings, out: [sys.executable, '-c', {arm!r}, str(out)]; __main__.main()"
+    )
+    out, work = tmp_path / "result.json", tmp_path / "work"
+    given = ("--model", "none", "--data", "none", "--device", "cpu", "--out", str(out), "--work", str(work))
+    command = [sys.executable, "-c", code, *given, "--arms", "trl-16-server", "trl-16"]
+    outer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not (work / "trl-16-server-1" / "steps.jsonl").is_file() and time.monotonic() < until:
+            time.sleep(0.1)
+        outer.send_signal(number)
+        assert outer.wait(60) == 130
+    finally:
+        outer.kill()
+    (entry,) = json.loads(out.read_text())["arms"]
+    assert (entry["status"], entry["error"]) == ("interrupted", "this command was interrupted")
+    assert (entry["steps"], entry["median_seconds"]) == (5, 6.0)
+
+
+def test_a_light_copy_counts_among_the_seconds_of_a_step(tmp_path: Path) -> None:
+    arm = ARMS["ours-16-sync"]
+    folder = RunFolder.create(str(tmp_path), arm.name, "")
+    records = [{"timing_s/step": 3.0}, {"timing_s/step": 2.0, "timing_s/copy": 1.5}, {"timing_s/step": 4.0}]
+    folder.metrics.write_text(
+        "".join(json.dumps({"step": i, "time": 10.0 * i} | r) + "\n" for i, r in enumerate(records, 1))
+    )
+    steps = ours_arm.read(arm, tmp_path)["steps"]
+    assert [(row["seconds"], row["at"]) for row in steps] == [(3.0, 3.0), (3.5, 6.5), (4.0, 10.5)]
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,13 @@ def test_some_seeds_that_never_get_there_open_the_interval() -> None:
     assert found.missed == pytest.approx((0.0, 1 - 8 / 27), abs=0.05)
 
 
+def test_where_neither_mean_gets_there_single_seeds_make_no_interval() -> None:
+    slow = {seed: ramp(0.1, 50, top=0.2) for seed in range(4)}
+    found = speed_up({**slow, 0: ramp(0.9, 50)}, slow, Target(0.8))
+    assert found.missed[0] < 1  # a resample of the one good seed alone does get there
+    assert (found.value, found.low, found.high, found.at_least, found.at_most) == (None,) * 5
+
+
 def test_the_interval_is_that_of_all_resamples() -> None:
     """Three seeds have 27 resamples: the quantiles of the drawn ones are those of all."""
     baseline = {0: ramp(0.9, 30), 1: ramp(0.9, 40), 2: ramp(0.9, 60)}
