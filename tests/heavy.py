@@ -19,6 +19,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
         "generation/engines/vllm/test_compat.py",
         "generation/engines/vllm/test_adapter.py",
         "generation/engines/vllm/test_direct_load.py",
+        "generation/engines/vllm/test_direct_adapter.py",
         "generation/engines/vllm/test_scheduler.py",
     ),
     ("run/test_honesty.py",),

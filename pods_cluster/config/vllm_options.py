@@ -45,8 +45,8 @@ class VllmOptions:
     `process`: the engine core in a process of its own. `logprobs`: of sampled tokens with each step (`engine`), of kept
     rollouts by a second look (`rescore`), or left to the learner (`none`). `seeded`: one stream a rollout
     (`per_request`), or one for the engine (`engine`; a rollout cannot be made again then). `transfer`: our transfer
-    engine or vLLM's own (`native`, NCCL only). `loading` of new weights: straight into the model's storage where that was
-    proven at the first update (`auto`), or by vLLM's own loaders always (`reload`). `scheduler`: vLLM's with our fast
+    engine or vLLM's own (`native`, NCCL only). `loading` of new weights and adapters: straight into the model's storage where
+    that was proven at the first update (`auto`), or by vLLM's own loaders always (`reload`). `scheduler`: vLLM's with our fast
     path for decoding (`pods`), or vLLM's alone (`vllm`). `admit`: free places that new rollouts wait for beside decoding
     ones; `auto`: see `admission_portion`. `kv_cache_gb`: the key/value cache's size.
     """

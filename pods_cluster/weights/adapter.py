@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pods_cluster.weights.protocol import AdapterFactor, TensorSpec, WeightLoadError
@@ -53,13 +53,23 @@ class WeightAdapter:
     scale: float
     transposed: bool
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight that it is for."""
+        product = (self.b.shape[0], self.a.shape[1])
+        return product[::-1] if self.transposed else product
+
+    def narrow(self, dim: int, start: int, length: int) -> WeightAdapter:
+        """The adapter of a part of the weight: of `length` rows (`dim` 0) or columns (1) from `start` on."""
+        if (dim == 0) != self.transposed:
+            return replace(self, b=self.b.narrow(0, start, length))
+        return replace(self, a=self.a.narrow(1, start, length))
+
     def merged_with(self, base: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
         """Merged weight, a new tensor on the device of `base`. Raises WeightLoadError if the shapes do not fit."""
-        product = (self.b.shape[0], self.a.shape[1])
-        shape = product[::-1] if self.transposed else product
-        if tuple(base.shape) != shape:
+        if tuple(base.shape) != self.shape:
             raise WeightLoadError(
-                f"weight update: {self.weight} has an adapter of shape {shape} at the learner and shape "
+                f"weight update: {self.weight} has an adapter of shape {self.shape} at the learner and shape "
                 f"{tuple(base.shape)} here; both must load the same model.path"
             )
         device = base.device

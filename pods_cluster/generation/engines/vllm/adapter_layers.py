@@ -1,8 +1,9 @@
 """Merging an adapter into a vLLM model: base + scale x B A, layer by layer, in the storage that captured graphs read.
 
 The base comes from the files of `model.path` at each update: vLLM fuses, shards, quantises and (on a CPU) packs what it
-loads, and a second copy on the card would take the room of its cache. Merged weights decode as fast as ever, where
-vLLM's own adapters cost a kernel more for each layer and token.
+loads, and a second copy on the card would take the room of its cache. Where the model keeps its parameters as they come,
+merged weights go straight to their places (`direct_adapter`), past vLLM's loaders. Merged weights decode as fast as ever,
+where vLLM's own adapters cost a kernel more for each layer and token.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from pods_cluster.generation.engines.vllm.compat import finalize_layerwise_reload, initialize_layerwise_reload
+from pods_cluster.generation.engines.vllm.direct_adapter import DirectAdapter
 from pods_cluster.generation.engines.vllm.parameters import unfused
 from pods_cluster.weights.adapter import WeightAdapter
 from pods_cluster.weights.base_checkpoint import CheckpointFiles
@@ -43,15 +45,32 @@ class VllmAdapter:
                 f"an adapter needs the weights of model.path, and {path!r} cannot be read ({error}); {_REMEDY}"
             ) from error
         packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
+        self._direct: DirectAdapter | None = None
+        self._checked = False
         self._layers: dict[str, _Layer] = {}
         for prefix, module in model.named_modules():
             own = [name for name, _ in module.named_parameters(recurse=False)]
             names = tuple(full for name in own for full in unfused(f"{prefix}.{name}", packed))
             self._layers |= dict.fromkeys(names, _Layer(module, names))
 
+    @property
+    def direct(self) -> bool:
+        """Whether adapters go straight into the model's storage: known after the first one."""
+        return self._direct is not None
+
     @torch.no_grad()
-    def load(self, adapter: list[WeightAdapter], device: torch.device, model_config: Any) -> None:
-        """Merge all of `adapter`. Raises WeightLoadError; the model is unusable then, until another `load`."""
+    def load(
+        self, adapter: list[WeightAdapter], device: torch.device, model_config: Any, *, direct: bool = True
+    ) -> None:
+        """Merge all of `adapter`; `direct`: past vLLM's loaders where the model allows it. Raises WeightLoadError; the model
+        is unusable then, until another `load`."""
+        if not self._checked and direct:
+            self._direct = DirectAdapter.of(self._model, adapter, self._files, device)
+        self._checked = True  # afterwards the model holds its own weights no more, against which that is proven
+        if self._direct is not None and self._direct.takes(adapter):
+            self._direct.load(adapter)
+            return
+        self._direct = None
         adapted = {item.weight: item for item in adapter}
         if unknown := [name for name in adapted if name not in self._layers or name not in self._files]:
             raise WeightLoadError(

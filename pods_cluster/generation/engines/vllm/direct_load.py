@@ -44,7 +44,7 @@ class DirectLoader:
             part = self._parts.get(spec.name)
             if part is None or part.shard.shape != tuple(spec.shape):
                 raise WeightLoadError(f"{spec.name} {list(spec.shape)}: the engine holds no such parameter")
-            part.tensor.copy_(_narrow(tensor, part))
+            part.tensor.copy_(narrow(tensor, part))
 
 
 class DirectLoadCheck:
@@ -56,7 +56,7 @@ class DirectLoadCheck:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         # Their views are found anew afterwards: until then the parameters lie elsewhere.
-        self._parts = {part.name: part for part in local_parameters(model)} if _is_plain(model) else {}
+        self._parts = {part.name: part for part in local_parameters(model)} if is_plain(model) else {}
         self._received: dict[str, Tensor] = {}
         self._fits = bool(self._parts)
 
@@ -74,7 +74,7 @@ class DirectLoadCheck:
                 return
             assert part is not None
             try:
-                self._received[spec.name] = shard_sum(_narrow(tensor, part), part.shard)
+                self._received[spec.name] = shard_sum(narrow(tensor, part), part.shard)
             except ValueError:  # shards that share a word
                 self._fits = False
 
@@ -90,14 +90,14 @@ class DirectLoadCheck:
         return DirectLoader(parts) if bool((loaded == received).all()) else None
 
 
-def _narrow(tensor: Shaped[Tensor, ...], part: LocalParameter) -> Shaped[Tensor, ...]:
+def narrow(tensor: Shaped[Tensor, ...], part: LocalParameter) -> Shaped[Tensor, ...]:
     """This worker's part of a whole tensor."""
     if tensor.shape == part.tensor.shape:
         return tensor
     return tensor.narrow(part.shard.dim, part.shard.start, part.tensor.shape[part.shard.dim])
 
 
-def _is_plain(model: Any) -> bool:
+def is_plain(model: Any) -> bool:
     """Whether nothing is computed from the parameters once and kept (quantised, packed or absorbed weights)."""
     if getattr(model, "quant_config", None) is not None:
         return False

@@ -190,14 +190,18 @@ class PodsTransferEngine(WeightTransferEngine[PodsInitInfo, PodsUpdateInfo]):
             # The model may compute on another stream than this one.
             torch.cuda.synchronize(self._cuda)
 
-    def receive_adapter(self, update: WeightUpdate) -> None:
-        """An adapter, merged into the weights of `model.path`; the model is as before until all of it has come."""
+    def receive_adapter(self, update: WeightUpdate, *, direct: bool = True) -> None:
+        """An adapter, merged into the weights of `model.path`; the model is as before until all of it has come. `direct`:
+        past vLLM's loaders where the model allows it."""
         collector = AdapterCollector()
         self._receive(update, collector.add)
         config = self.vllm_config.model_config
         if self._adapter is None:
             self._adapter = VllmAdapter(self.model, config.model, config.dtype, config.revision)
-        self._adapter.load(list(collector), self._target, config)
+        self._adapter.load(list(collector), self._target, config, direct=direct)
+        if self._cuda is not None:
+            # The model may compute on another stream than this one.
+            torch.cuda.synchronize(self._cuda)
 
     def _receive(self, update: WeightUpdate, sink: Sink) -> None:
         self._group.source_of(update)(sink)

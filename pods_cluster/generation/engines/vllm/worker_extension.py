@@ -51,7 +51,7 @@ def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
     model, engine = worker.model_runner.get_model(), worker.weight_transfer_engine
     update = PodsUpdateInfo(**info).update() if "factors" in info else None
     if update is not None and update.adapter:
-        _receive_adapter(worker, update)
+        _receive_adapter(worker, update, loading)
         return
     worker.pods_whole = True
     if getattr(worker, "pods_half_loaded", False):
@@ -76,14 +76,14 @@ def _receive(worker: Any, info: dict[str, Any], loading: str) -> None:
         engine.end_direct_check()
 
 
-def _receive_adapter(worker: Any, update: WeightUpdate) -> None:
+def _receive_adapter(worker: Any, update: WeightUpdate, loading: str) -> None:
     if getattr(worker, "pods_whole", False):
         raise WeightLoadError(
             "an adapter came to an engine that took whole weights before, so that the adapter's base is gone; send one "
             "or the other (learner.lora.send)"
         )
     with set_current_vllm_config(worker.vllm_config):
-        worker.weight_transfer_engine.receive_adapter(update)
+        worker.weight_transfer_engine.receive_adapter(update, direct=loading == "auto")
 
 
 def _check_names(worker: Any, model: torch.nn.Module, names: list[str]) -> None:
