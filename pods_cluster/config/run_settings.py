@@ -52,7 +52,8 @@ class CheckpointConfig(Section):
     copy_every: int = Field(default=5, ge=0)
     """Steps between light copies of the learner's state in the run's folder, which the ranks write while they train; what
     fails is started again from the newest of copy and checkpoint. A copy waits while the one before it is written, or where
-    copies would take more than 2 % of the ranks' time. 0: none."""
+    copies would take more than 2 % of the ranks' time. A node with room for its ranks' copies and three more keeps their memory
+    for the next ones. 0: none."""
     keep: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
     best: str | None = Field(default=None, pattern=r"^eval/\S+$")

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
+from torch import Tensor
 
 from pods_cluster.learning import fragment_files
 from pods_cluster.learning.fragments import Fragment, ShardedState
@@ -56,20 +58,37 @@ class TakenState:
     random: dict[str, Any]
 
 
-def take(trainer: Trainer, world_size: int) -> TakenState:
-    """Copy this rank's part of a checkpoint to memory. Only where the group is `resizable`: the state is by parameters then."""
+def take(trainer: Trainer, world_size: int, memory: dict[str, Float[Tensor, " numel"]]) -> TakenState:
+    """Copy this rank's part of a checkpoint to `memory`, by `sizes`; what is not there yet is added.
+
+    The copy holds good until the next one into the same memory. Only where the group is `resizable`: the state is by
+    parameters then.
+    """
     state = ShardedState(trainer.engine.engine)
     meta = _meta(trainer, world_size) | _meta_of_shards(state)
+
+    def copied(fragment: Fragment, kind: str, tensor: Float[Tensor, " numel"]) -> Float[Tensor, " numel"]:
+        name = _piece(fragment, kind)
+        held = memory.get(name)
+        if held is None or held.shape != tensor.shape:
+            held = memory[name] = torch.empty(tensor.shape, dtype=torch.float32)
+        return held.copy_(tensor.detach())
+
     copies = [
-        replace(
-            fragment,
-            tensors={
-                kind: tensor.detach().to("cpu", torch.float32, copy=True) for kind, tensor in fragment.tensors.items()
-            },
-        )
+        replace(fragment, tensors={kind: copied(fragment, kind, tensor) for kind, tensor in fragment.tensors.items()})
         for fragment in state.fragments()
     ]
     return TakenState(trainer.rank, meta, copies, _random_state())
+
+
+def sizes(trainer: Trainer) -> dict[str, int]:
+    """Number of elements of each piece of this rank's state, by the name that `take` knows it by."""
+    found = ShardedState(trainer.engine.engine).fragments()
+    return {_piece(fragment, kind): tensor.numel() for fragment in found for kind, tensor in fragment.tensors.items()}
+
+
+def _piece(fragment: Fragment, kind: str) -> str:
+    return f"{kind} {fragment.start} {fragment.name}"
 
 
 def write(state: TakenState, folder: Path) -> None:

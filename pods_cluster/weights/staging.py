@@ -9,8 +9,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import psutil
-
+from pods_cluster.free_memory import free_memory
 from pods_cluster.weights.buckets import torch_dtype
 from pods_cluster.weights.protocol import Invitation, TensorSpec, WeightLoadError, WeightTransferError, WeightUpdate
 from pods_cluster.weights.receiver import Receiver, Sink
@@ -161,7 +160,7 @@ def _empty(update: WeightUpdate, device: torch.device) -> StagedVersion | None:
 def free_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on the device now, those that this process has freed and kept included."""
     if device.type != "cuda":
-        return int(psutil.virtual_memory().available)
+        return free_memory()
     import torch
 
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
