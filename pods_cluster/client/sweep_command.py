@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,8 +78,14 @@ def sweep(
     write_sweep_file(loaded)
     if any(job.state != "finished" for job in jobs):
         _run(loaded, jobs, console, live=console.is_terminal and not plain)
-    again = f"go on with it: pods sweep {config}"
-    _conclude(jobs, console, again)
+    options = _as_typed({"--arms": arms, "--seeds": seeds, "--parallel": parallel})
+    options += [] if isolate is None else ["--isolate" if isolate else "--no-isolate"]
+    options += ["--plain"] if plain else []
+    _conclude(jobs, console, "go on with it: pods sweep " + shlex.join([str(config), *options, *(overrides or [])]))
+
+
+def _as_typed(options: Mapping[str, object]) -> list[str]:
+    return [part for name, value in options.items() if value is not None for part in (name, str(value))]
 
 
 def notes(loaded: Sweep) -> list[str]:
@@ -241,7 +248,10 @@ def _conclude(jobs: list[Job], console: Console, again: str) -> None:
         )
     if failed or undone:
         console.print(
-            f"{counted(len(failed), 'run')} failed, {len(undone)} not done; {again}", markup=False, highlight=False
+            f"{counted(len(failed), 'run')} failed, {len(undone)} not done; {again}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,  # one line, to be copied
         )
     if failed:
         raise typer.Exit(1)
