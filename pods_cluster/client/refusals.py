@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from pods_cluster.client.paths import run_folder
 from pods_cluster.client.run_state import END_EVENTS, START_EVENTS
 from pods_cluster.config import Config, ConfigError
+from pods_cluster.node_reach import unreached
 from pods_cluster.run import checkpoints
-from pods_cluster.run.live_file import living_process
+from pods_cluster.run.live_file import living_process, read_live_file
 from pods_cluster.scoring.reward_registry import check_rewards
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.telemetry.line_tail import newest
 from pods_cluster.telemetry.run_folder import RunFolder, RunFolderError
+
+ENDING_SECONDS = 30.0
+"""Time in which the process of a run has to end whose Ray cluster is gone."""
+MOMENT_SECONDS = 3.0
+"""The same where its cluster is there: Ray ends it as soon as it notices that its command has ended."""
+LOOK_SECONDS = 0.1
 
 
 def refuse_start(config: Config, *, resume: bool) -> None:
@@ -22,7 +30,7 @@ def refuse_start(config: Config, *, resume: bool) -> None:
     """
     check_names(config, own_rule=False)  # a user's own is imported in the run, where that has a deadline
     folder = RunFolder(run_folder(config.run.dir) / config.run.name)
-    if process := living_process(folder):
+    if process := outlasting_process(folder) if resume else living_process(folder):
         raise RunFolderError(
             f"{folder.path}: this run is alive (process {process}); see it with `pods status {folder.path}`, end it with "
             f"`pods stop {folder.path}`, or choose another run.name"
@@ -32,6 +40,21 @@ def refuse_start(config: Config, *, resume: bool) -> None:
         return
     if finished := why_finished(config, RunFolder.open(folder.path)):
         raise RunFolderError(finished)
+
+
+def outlasting_process(folder: RunFolder) -> int | bool | None:
+    """What `living_process` tells once a process that is about to end has had time to: that of a command which was killed a
+    moment ago outlives it by seconds where the machine is busy, and whoever goes on with the run need not see that.
+    """
+    values = read_live_file(folder)
+    if values is None or not living_process(folder):
+        return living_process(folder)
+    host, _, port = values["address"].rpartition(":")
+    gone = port.isdigit() and bool(unreached([(host.strip("[]"), int(port))]))
+    until = time.monotonic() + (ENDING_SECONDS if gone else MOMENT_SECONDS)
+    while (process := living_process(folder)) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    return process
 
 
 def check_names(config: Config, *, own_rule: bool = True) -> None:

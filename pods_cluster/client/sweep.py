@@ -16,11 +16,10 @@ import yaml
 
 from pods_cluster.client.lanes import Lane
 from pods_cluster.client.paths import absolute, run_folder
-from pods_cluster.client.refusals import check_names, why_finished
+from pods_cluster.client.refusals import check_names, outlasting_process, why_finished
 from pods_cluster.client.run_state import RunState, read_run_state
 from pods_cluster.config import Config, ConfigError, dump_config, parse_config
 from pods_cluster.config.sweep import Sweep, SweepRun
-from pods_cluster.run.live_file import living_process
 from pods_cluster.telemetry.line_tail import newest
 from pods_cluster.telemetry.run_folder import RunFolder
 from pods_cluster.telemetry.settings import differing
@@ -85,7 +84,7 @@ def prepare(sweep: Sweep) -> list[Job]:
 
 
 def _cannot_go_on(config: Config, folder: RunFolder) -> list[str]:
-    if process := living_process(folder):
+    if process := outlasting_process(folder):
         return [f"{folder.path}: is alive (process {process}); wait for it, or end it with `pods stop {folder.path}`"]
     try:  # read as a configuration, so that a field that is new since then has its default there
         begun = parse_config(folder.config.read_text(encoding="utf-8"), source=str(folder.config))

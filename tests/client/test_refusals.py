@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from pods_cluster.client import cli, driver
+from pods_cluster.client import cli, driver, refusals
 from pods_cluster.client.refusals import how_to_resume, refuse_start
 from pods_cluster.client.run_state import read_run_state
 from pods_cluster.config import Config, ConfigError, parse_config
@@ -57,13 +63,47 @@ def test_an_occupied_folder(tmp_path: Path) -> None:
     assert re.search(r"r: holds a run already .*--resume, choose another run\.name", refusal(config_of(tmp_path)))
 
 
-def test_a_run_that_is_alive(tmp_path: Path) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where something listens, as a cluster's head does."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        yield head.getsockname()[1]
+
+
+def test_a_run_that_is_alive(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "MOMENT_SECONDS", 0.1)
     folder = ended_run(tmp_path, 3, kind="")
-    write_live_file(folder, "10.0.0.1:6379")
+    write_live_file(folder, f"127.0.0.1:{port}")
     for resume in (False, True):
         text = refusal(config_of(tmp_path), resume=resume)
         assert f"this run is alive (process {os.getpid()})" in text
         assert f"`pods stop {folder.path}`" in text
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_process_that_is_about_to_end_is_waited_for(
+    tmp_path: Path, port: int, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its cluster gone it has longer: as after `kill -9` of a command that had one of its own."""
+    monkeypatch.setattr(refusals, "MOMENT_SECONDS", 60.0 if there else 0.0)
+    monkeypatch.setattr(refusals, "ENDING_SECONDS", 0.0 if there else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        closed = head.getsockname()[1]
+    folder = ended_run(tmp_path, 3, kind="")
+    write_live_file(folder, f"127.0.0.1:{port if there else closed}")
+    ending = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    end = threading.Timer(0.5, ending.kill)
+    try:
+        values = json.loads((folder.path / LIVE_FILE).read_text())
+        theirs = {"pid": ending.pid, "began": live_file.process_began(ending.pid)}
+        (folder.path / LIVE_FILE).write_text(json.dumps(values | theirs))
+        end.start()
+        refuse_start(config_of(tmp_path), resume=True)
+        assert ending.wait(60) == -signal.SIGKILL
+    finally:
+        end.join()
+        ending.kill()
+        ending.wait()
 
 
 @pytest.mark.parametrize(
