@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pods_cluster.client.paths import run_folder
 from pods_cluster.client.run_state import END_EVENTS, START_EVENTS
 from pods_cluster.config import Config, ConfigError
-from pods_cluster.node_reach import unreached
 from pods_cluster.run import checkpoints
 from pods_cluster.run.live_file import living_process, read_live_file
+from pods_cluster.run.ray_access import check_reachable
 from pods_cluster.scoring.reward_registry import check_rewards
 from pods_cluster.selection.policy import selection_policy
 from pods_cluster.telemetry.line_tail import newest
@@ -47,11 +47,13 @@ def outlasting_process(folder: RunFolder) -> int | bool | None:
     moment ago outlives it by seconds where the machine is busy, and whoever goes on with the run need not see that.
     """
     values = read_live_file(folder)
-    if values is None or not living_process(folder):
-        return living_process(folder)
-    host, _, port = values["address"].rpartition(":")
-    gone = port.isdigit() and bool(unreached([(host.strip("[]"), int(port))]))
-    until = time.monotonic() + (ENDING_SECONDS if gone else MOMENT_SECONDS)
+    until = time.monotonic()
+    if values is not None and living_process(folder):
+        try:
+            check_reachable(values["address"])
+            until += MOMENT_SECONDS
+        except ConnectionError:
+            until += ENDING_SECONDS
     while (process := living_process(folder)) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     return process

@@ -286,6 +286,11 @@ class Config(Section):
         return self.weights.staged is True or (self.weights.staged == "auto" and not shared)
 
     @property
+    def copies_every(self) -> int:
+        """Steps between light copies of the learner's state; 0: none, also where its state is not kept by parameters."""
+        return self.run.checkpoint.copy_every if self.learner.resizable else 0
+
+    @property
     def rollouts_per_step(self) -> int:
         """Rollouts generated for one optimiser step, before replacements."""
         return self.learner.prompts_per_step * self.generator.rollouts_per_prompt

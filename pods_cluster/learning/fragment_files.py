@@ -40,12 +40,17 @@ def write_fragments(folder: Path, rank: int, fragments: Iterable[Fragment], part
 
     for fragment in fragments:
         for kind, tensor in fragment.tensors.items():
-            held[f"{kind} {fragment.start} {fragment.name}"] = tensor.detach().to("cpu", torch.float32, copy=True)
+            held[fragment.piece(kind)] = _alone(tensor.detach().to("cpu", torch.float32))
             nbytes += 4 * fragment.numel
         if nbytes >= part_bytes:
             flush()
     if held or not part:
         flush()
+
+
+def _alone(tensor: Float[Tensor, " numel"]) -> Float[Tensor, " numel"]:
+    """The tensor in a storage of its own, as the files want it: views of a flat state are copied, copies are not."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 class FragmentReader:

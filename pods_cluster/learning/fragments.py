@@ -37,6 +37,10 @@ class Fragment:
     numel: int
     tensors: dict[str, Float[Tensor, " numel"]]
 
+    def piece(self, kind: str) -> str:
+        """Name of one of the tensors among all that a run's ranks hold."""
+        return f"{kind} {self.start} {self.name}"
+
 
 class ShardedState:
     """Training state of DeepSpeed's `engine` on this rank."""

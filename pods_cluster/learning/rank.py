@@ -137,7 +137,7 @@ class LearnerRank:
         """Train this rank's part of the plan, then drop the rollouts. Collective."""
         try:
             result = self.trainer.train(plan, self._rollouts, learning_rate)
-            if self.config.run.checkpoint.copy_every and self.config.learner.resizable:
+            if self.config.copies_every:
                 _started(self._copier).prepare(self.trainer, self.world_size)
             result.memory = process_memory()
             return result

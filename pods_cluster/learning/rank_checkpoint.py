@@ -68,7 +68,7 @@ def take(trainer: Trainer, world_size: int, memory: dict[str, Float[Tensor, " nu
     meta = _meta(trainer, world_size) | _meta_of_shards(state)
 
     def copied(fragment: Fragment, kind: str, tensor: Float[Tensor, " numel"]) -> Float[Tensor, " numel"]:
-        name = _piece(fragment, kind)
+        name = fragment.piece(kind)
         held = memory.get(name)
         if held is None or held.shape != tensor.shape:
             held = memory[name] = torch.empty(tensor.shape, dtype=torch.float32)
@@ -84,11 +84,7 @@ def take(trainer: Trainer, world_size: int, memory: dict[str, Float[Tensor, " nu
 def sizes(trainer: Trainer) -> dict[str, int]:
     """Number of elements of each piece of this rank's state, by the name that `take` knows it by."""
     found = ShardedState(trainer.engine.engine).fragments()
-    return {_piece(fragment, kind): tensor.numel() for fragment in found for kind, tensor in fragment.tensors.items()}
-
-
-def _piece(fragment: Fragment, kind: str) -> str:
-    return f"{kind} {fragment.start} {fragment.name}"
+    return {fragment.piece(kind): tensor.numel() for fragment in found for kind, tensor in fragment.tensors.items()}
 
 
 def write(state: TakenState, folder: Path) -> None:

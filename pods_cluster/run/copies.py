@@ -29,7 +29,7 @@ class StateCopies:
     """
 
     def __init__(self, config: Config, learners: Learners, folder: Path, notice: Notice) -> None:
-        self._every = config.run.checkpoint.copy_every if config.learner.resizable else 0
+        self._every = config.copies_every
         self._learners, self._folder, self._notice = learners, folder, notice
         self._writing: asyncio.Task[None] | None = None
         self._not_before = 0.0
